@@ -17,7 +17,7 @@ use nix::pty::openpty;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pdp_api::{EventKind, VnetStatus, WatchEvent, WatchLine};
-use pdpd::http::STREAMS_MAX;
+use pdpd::api::STREAMS_MAX;
 
 fn pdp(server: &Server, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pdp"));

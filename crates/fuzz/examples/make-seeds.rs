@@ -425,7 +425,7 @@ fn add_files(seeds: &mut Seeds) -> Result<()> {
     let chunked = "POST /v1/up HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n";
     seeds.add("http", chunked);
     let directory = tempfile::tempdir()?;
-    drop(pdpd::state::StateFile::open(directory.path())?);
+    drop(pdpd::intent::state::StateFile::open(directory.path())?);
     let connection = directory.path().join("pdpd.sqlite");
     seeds.add("state", std::fs::read(connection)?);
     seeds.add("state", "");

@@ -18,9 +18,10 @@ use pdp_api::{
 use pdp_container::cgroup::Session;
 use pdp_spec::Tenant;
 use pdpd::access::{AccessScope, Authenticator, PeerIdentity};
-use pdpd::http::{Daemon, HttpServer, ProgressFn, RouteFn};
-use pdpd::state::StateFile;
-use pdpd::watch::WatchReader;
+use pdpd::api::{Daemon, HttpServer, RouteFn};
+use pdpd::events::WatchReader;
+use pdpd::intent::state::StateFile;
+use pdpd::util::ProgressFn;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Bytes in flight in each direction.
@@ -235,7 +236,7 @@ impl Daemon for Nothing {
         _: &str,
         _: &str,
         _: CaptureQuery,
-    ) -> Result<pdpd::http::Captured, Problem> {
+    ) -> Result<pdpd::api::Captured, Problem> {
         nothing()
     }
 
@@ -272,7 +273,7 @@ fn server() -> &'static HttpServer {
         let directory = directory.expect("a directory");
         let state = Arc::new(StateFile::open(directory.path()).expect("a state"));
         let guard = Authenticator { state, operators: vec![], viewers: vec![] };
-        let made = pdpd::http::server(Arc::new(Nothing), Arc::new(guard), None);
+        let made = pdpd::api::server(Arc::new(Nothing), Arc::new(guard), None);
         let (server, stop) = made.expect("a thread");
         (server, directory, stop)
     };

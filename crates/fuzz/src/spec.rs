@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use pdp_spec::{
     Diagnostic, Existing, Object, SourceFile, VirtualNetwork, check, frames, parse, render,
 };
-use pdpd::model::Model;
+use pdpd::intent::model::Model;
 use pdpd::plan::DaemonPaths;
 
 /// Name of the file in diagnostics.

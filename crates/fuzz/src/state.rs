@@ -1,6 +1,6 @@
 //! The state file: read, or refused with the failed step.
 
-use pdpd::state::StateFile;
+use pdpd::intent::state::StateFile;
 
 /// Bytes as the file's contents.
 pub(crate) fn state(bytes: &[u8]) {

@@ -20,16 +20,16 @@ use pdp_proto::channel::Channel;
 use pdp_proto::mux;
 use pdp_spec::{Descriptors, SourceFile};
 use pdpd::access::AccessScope;
-use pdpd::bounds::GuestLimits;
-use pdpd::control::MuxClient;
+use pdpd::api::Daemon;
 use pdpd::engine::DaemonCore;
-use pdpd::host::Host;
-use pdpd::http::Daemon;
-use pdpd::model::Model;
+use pdpd::host::bounds::GuestLimits;
+use pdpd::host::control::MuxClient;
+use pdpd::host::settings::KernelSettings;
+use pdpd::intent::model::Model;
+use pdpd::intent::state::StateFile;
+use pdpd::kernel::ports::KernelPorts;
+use pdpd::machine::Host;
 use pdpd::plan::DaemonPaths;
-use pdpd::ports::KernelPorts;
-use pdpd::settings::KernelSettings;
-use pdpd::state::StateFile;
 
 /// Two routers with two guests and four ports each, and two hosts.
 fn vnet(number: usize) -> String {
@@ -161,7 +161,7 @@ fn main() -> Result<()> {
     let descriptors = Descriptors { limit: 1 << 20, unchanged_vnets: 0 };
     let engine = Arc::new(DaemonCore::new(Arc::new(host), cpus, false, descriptors, |_| ())?);
     engine.watch_hub().touch_vnets(engine.model().vnets.keys().map(String::as_str));
-    pdpd::watch::start(&engine)?;
+    pdpd::status::publisher::start(&engine)?;
     // Wait until the one-time discovery is done.
     std::thread::sleep(Duration::from_secs(5));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -17,19 +17,20 @@ use pdp_container::{
 };
 use pdp_spec::Descriptors;
 use pdpd::access::Authenticator;
-use pdpd::bounds::GuestLimits;
-use pdpd::claim::{self, claim};
-use pdpd::control::MuxClient;
+use pdpd::api::tls::Tls;
+use pdpd::api::{self, Listeners};
 use pdpd::engine::DaemonCore;
-use pdpd::host::{Host, error_chain};
-use pdpd::http::tls::Tls;
-use pdpd::http::{self, Listeners};
+use pdpd::host::bounds::GuestLimits;
+use pdpd::host::claim::{self, claim};
+use pdpd::host::control::MuxClient;
+use pdpd::host::settings::KernelSettings;
+use pdpd::host::upgrade;
 use pdpd::images::proxy;
+use pdpd::intent::state::StateFile;
+use pdpd::kernel::ports::KernelPorts;
+use pdpd::machine::Host;
 use pdpd::plan::DaemonPaths;
-use pdpd::ports::KernelPorts;
-use pdpd::settings::KernelSettings;
-use pdpd::state::StateFile;
-use pdpd::upgrade;
+use pdpd::util::error_chain;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
@@ -129,7 +130,7 @@ fn run(arguments: DaemonArgs) -> anyhow::Result<()> {
         None => std::env::current_exe()?.parent().context("pdpd's own directory")?.into(),
     };
     if arguments.doctor {
-        let checks = pdpd::doctor::checks(&arguments.runc, &lib);
+        let checks = pdpd::status::doctor::checks(&arguments.runc, &lib);
         serde_json::to_writer(std::io::stdout(), &checks)?;
         return Ok(());
     }
@@ -193,7 +194,7 @@ fn run(arguments: DaemonArgs) -> anyhow::Result<()> {
         state: state.clone(),
         settings: KernelSettings::default(),
     });
-    pdpd::ports::spawn_monitor(&host).context("start a thread")?;
+    pdpd::machine::spawn_monitor(&host).context("start a thread")?;
     // The variable alone is no proof: it may come from a service to which a parent shell belongs.
     let managed = std::env::var_os("INVOCATION_ID").is_some()
         && rustix::process::getppid() == Some(rustix::process::Pid::INIT);
@@ -222,14 +223,14 @@ fn run(arguments: DaemonArgs) -> anyhow::Result<()> {
         }
         None => None,
     };
-    let unix = http::listen(&socket).with_context(|| format!("API socket {}", socket.display()))?;
+    let unix = api::listen(&socket).with_context(|| format!("API socket {}", socket.display()))?;
     let listeners = Listeners { unix, tls };
     let guard = Arc::new(Authenticator {
         state,
         operators: arguments.operator_users,
         viewers: arguments.viewer_users,
     });
-    pdpd::watch::start(&engine)?;
+    pdpd::status::publisher::start(&engine)?;
     let keeping = engine.clone();
     std::thread::Builder::new().name("reconciler".into()).spawn(move || {
         // A restart repairs what a panic leaves. No daemon is better
@@ -245,7 +246,7 @@ fn run(arguments: DaemonArgs) -> anyhow::Result<()> {
     let ends = engine.clone();
     let purge = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
-        .max_blocking_threads(http::THREADS_MAX)
+        .max_blocking_threads(api::THREADS_MAX)
         .enable_all()
         .build()?
         .block_on(serve(listeners, engine, guard, exiting))?;
@@ -282,12 +283,12 @@ fn purge_all(host: &Host, run: &Path, state: &Path, log: &Path) {
     remove(&run.join(claim::RUN_LOCK));
     remove(&state.join(claim::STATE_LOCK));
     remove(&run.join(upgrade::FILE));
-    for file in ["pdpd.sqlite", pdpd::state::trail::FILE] {
+    for file in ["pdpd.sqlite", pdpd::intent::state::trail::FILE] {
         for end in ["", "-wal", "-shm"] {
             remove(&state.join(format!("{file}{end}")));
         }
     }
-    for path in http::tls::files(state) {
+    for path in api::tls::files(state) {
         remove(&path);
     }
     if failed {
@@ -316,7 +317,7 @@ async fn serve(
     // The socket listens, so systemd may start dependent units. Nothing
     // is sent if systemd did not start pdpd.
     sd_notify::notify(&[NotifyState::Ready]).context("notify systemd")?;
-    http::serve(listeners, engine, guard, async move {
+    api::serve(listeners, engine, guard, async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
@@ -355,7 +356,7 @@ fn allow_descriptors() -> anyhow::Result<Descriptors> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
         .context("limit of open files")?;
-    let (limit, kept) = (maximum.unwrap_or(u64::MAX), http::DESCRIPTORS_MAX);
+    let (limit, kept) = (maximum.unwrap_or(u64::MAX), api::DESCRIPTORS_MAX);
     anyhow::ensure!(
         limit > kept,
         "{limit} open files are too few: pdpd keeps {kept} for its API, and needs one for each \

@@ -14,14 +14,14 @@ use pdp_api::{
     ApplyRequest, AuditEntry, AuditQuery, GuestProcess, LogQuery, ProblemKind, Role, StatsQuery,
     TokenRequest,
 };
-use pdpd::http::{CALLS_MAX, HANDSHAKE_TIME_MAX, HEAD_BYTES_MAX, TENANT_CALLS_MAX, openapi};
-use pdpd::state::StateFile;
+use pdpd::api::{CALLS_MAX, HANDSHAKE_TIME_MAX, HEAD_BYTES_MAX, TENANT_CALLS_MAX, openapi};
+use pdpd::intent::state::StateFile;
 
 /// Clients of the tests: root on the socket without a token, and clients with tokens.
 fn tokens(server: &Server) -> Vec<(&'static str, Option<String>)> {
     let make = |role, tenant: Option<&str>| {
         let request = TokenRequest { role, tenant: tenant.map(Into::into), expires_seconds: None };
-        let tenants = pdpd::http::Daemon::tenants(&*server.fake);
+        let tenants = pdpd::api::Daemon::tenants(&*server.fake);
         Some(server.guard.create_token(&request, &tenants).unwrap().secret)
     };
     vec![
@@ -551,7 +551,7 @@ async fn hostile_tls_clients_do_not_block_others() {
 async fn connections_per_address_are_limited() {
     let server = Server::start();
     let token = tokens(&server)[1].1.clone().unwrap();
-    let max = pdpd::http::CONNECTIONS_PER_PEER_MAX;
+    let max = pdpd::api::CONNECTIONS_PER_PEER_MAX;
     let mut open: Vec<_> = (0..max).map(|_| TcpStream::connect(server.address).unwrap()).collect();
     let client = over_tls(&server).with_token(token);
     assert!(client.version().await.is_err(), "no more from this address");

@@ -14,7 +14,7 @@ use std::time::Duration;
 use pdp_model::{ExternalStats, REASONS_MAX, Stats};
 use pdp_proto::channel::{Channel, DESCRIPTORS_MAX, FRAME_BYTES_MAX};
 use pdp_proto::mux;
-use pdpd::control::{ControlError, MuxClient};
+use pdpd::host::control::{ControlError, MuxClient};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 /// Serializes tests that look at resources of the whole process.

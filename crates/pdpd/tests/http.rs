@@ -16,7 +16,7 @@ use pdp_api::client::{Client, Error};
 use pdp_api::exec::{ExecFrame, ExecRequest, WindowSize, read_frame, write_frame};
 use pdp_api::*;
 use pdp_spec::SourceFile;
-use pdpd::http::{STREAMS_MAX, listen, openapi};
+use pdpd::api::{STREAMS_MAX, listen, openapi};
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 

@@ -17,21 +17,21 @@ use pdp_net::xdp::Xdp;
 use pdp_proto::{mux, routes};
 use pdp_spec::SourceFile;
 use pdpd::access::AccessScope;
-use pdpd::applied::AppliedSettings;
-use pdpd::control::{ControlError, MuxHello};
+use pdpd::events::log::EventFilter;
+use pdpd::events::{WatchReader, WatchStart};
 use pdpd::host::HostError;
-use pdpd::key::{ObjectKey, PerProcess, ProcessRole};
+use pdpd::host::control::{ControlError, MuxHello};
+use pdpd::intent::model::Model;
+use pdpd::intent::state::StateFile;
+use pdpd::kernel::ports::ChangedNode;
 use pdpd::machine::Machine;
-use pdpd::model::Model;
+use pdpd::plan::key::{ObjectKey, PerProcess, ProcessRole};
 use pdpd::plan::{
     DaemonPaths, DirectoryPlan, GuestPlan, KernelLinkPortState, KernelPlan, NodePlan, Plan,
     TapHelperPlan,
 };
-use pdpd::ports::ChangedNode;
-use pdpd::reconciler::{ChangeProgress, ReconcileLoop};
-use pdpd::state::StateFile;
-use pdpd::watch::log::EventFilter;
-use pdpd::watch::{WatchReader, WatchStart};
+use pdpd::reconcile::applied::AppliedSettings;
+use pdpd::reconcile::run_loop::{ChangeProgress, ReconcileLoop};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Longest wait; far beyond the expected time of anything.

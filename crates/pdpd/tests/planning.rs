@@ -12,8 +12,8 @@ use pdp_spec::limits::{FILE_DIRECTORIES, FILE_DIRECTORIES_IMAGE};
 use pdp_spec::units::Base64;
 use pdp_spec::{DeviceAttach, RUN_BYTES, SourceFile};
 use pdp_wire::tunnel::Take;
-use pdpd::key::ObjectKey;
-use pdpd::model::Model;
+use pdpd::intent::model::Model;
+use pdpd::plan::key::ObjectKey;
 use pdpd::plan::{
     DaemonPaths, KernelLinkTarget, KernelTunnel, LinkPath, MemifPlan, OutletPlan, Plan, VnetPlan,
 };
@@ -1139,7 +1139,8 @@ fn external_links_bypass_the_mux_unless_delayed() {
     let vnet = &before.plan.vnets["row"];
     assert_eq!((vnet.mux_config(), &vnet.kernel_tunnels), (vnet.mux.clone(), &BTreeSet::new()));
     // If the device was capable before, the link stays.
-    let mut allocation = pdpd::allocations::VnetAllocation::clone(&before.allocations.vnets["row"]);
+    let mut allocation =
+        pdpd::plan::allocations::VnetAllocation::clone(&before.allocations.vnets["row"]);
     allocation.ports = [("r1".into(), [("eth1".into(), 5)].into())].into();
     before.allocations.set("row", Some(allocation.clone()));
     let with = |by: &str, link: &str, plane: &str, more: &str| {

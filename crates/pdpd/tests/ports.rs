@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use pdp_container::Process;
 use pdp_container::cgroup::Cgroups;
 use pdp_net::ports::PortSpec;
+use pdpd::kernel::ports::KernelPorts;
 use pdpd::plan::{DaemonPaths, KernelLinkPort, KernelLinkPortState, KernelLinkTarget};
-use pdpd::ports::KernelPorts;
 
 /// Longest wait for a node that is created while others are removed.
 const WHILE: Duration = Duration::from_millis(300);

@@ -18,7 +18,7 @@ use pdp_container::work::Workplace;
 use pdp_spec::{Object, PlacedVnet, SourceFile, Tenant};
 use pdpd::access::AccessScope;
 use pdpd::images::{Images, PullLimits};
-use pdpd::model::Model;
+use pdpd::intent::model::Model;
 
 /// Response of another service on the machine, which pulls must not reach.
 const SECRET: &str = "nobody is to hear this";

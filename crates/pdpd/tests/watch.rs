@@ -11,8 +11,8 @@ use fake::{EVENTUALLY, Server, eventually};
 use futures::{SinkExt, StreamExt};
 use pdp_api::client::{Client, Error, WatchStream};
 use pdp_api::*;
-use pdpd::http::{HEARD_BYTES_MAX, Listeners, STREAMS_MAX, listen, serve};
-use pdpd::watch::log::EVENTS_MAX;
+use pdpd::api::{HEARD_BYTES_MAX, Listeners, STREAMS_MAX, listen, serve};
+use pdpd::events::log::EVENTS_MAX;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::{self, Message};
 

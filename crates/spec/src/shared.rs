@@ -106,11 +106,11 @@ pub const USER_IDS: SharedResource = SharedResource {
     tenant: 2 * VNETS_MAX as u64,
     key: None,
     operators: VNETS_MAX as u64,
-    counted: "pdpd/src/allocations.rs",
-    test: ("pdpd/src/allocations.rs", "numbers_are_limited_and_partly_reserved_for_operators"),
+    counted: "pdpd/src/plan/allocations.rs",
+    test: ("pdpd/src/plan/allocations.rs", "numbers_are_limited_and_partly_reserved_for_operators"),
     constants: &[
-        ("pdpd/src/allocations.rs", "NUMBERS_MAX"),
-        ("pdpd/src/allocations.rs", "TENANT_NUMBERS_MAX"),
+        ("pdpd/src/plan/allocations.rs", "NUMBERS_MAX"),
+        ("pdpd/src/plan/allocations.rs", "TENANT_NUMBERS_MAX"),
         // One per network, by its number.
         ("net/src/ports/mod.rs", "LIMITS_MAX"),
     ],
@@ -125,8 +125,8 @@ pub const CAPTURES: SharedResource = SharedResource {
     tenant: 4,
     key: None,
     operators: 16,
-    counted: "pdpd/src/observers.rs",
-    test: ("pdpd/src/observers.rs", "captures_are_limited_per_tenant_and_for_all"),
+    counted: "pdpd/src/kernel/observers.rs",
+    test: ("pdpd/src/kernel/observers.rs", "captures_are_limited_per_tenant_and_for_all"),
     constants: &[("mux/src/capture.rs", "CAPTURES_MAX")],
 };
 
@@ -148,8 +148,8 @@ pub const TRACES: SharedResource = SharedResource {
 pub const KERNEL_PORTS: SharedResource = SharedResource {
     total: Some(16_384),
     operators: 2_048,
-    counted: "pdpd/src/allocations.rs",
-    test: ("pdpd/src/allocations.rs", "tenants_cannot_exhaust_kernel_ports"),
+    counted: "pdpd/src/plan/allocations.rs",
+    test: ("pdpd/src/plan/allocations.rs", "tenants_cannot_exhaust_kernel_ports"),
     constants: &[("net/src/ports/mod.rs", "PORTS_MAX")],
     ..quota("ports whose frames stay in the kernel", "vports", TENANT_VPORTS_DEFAULT, "")
 };
@@ -163,8 +163,8 @@ pub const WORKERS: SharedResource = SharedResource {
     tenant: 4,
     key: None,
     operators: 4,
-    counted: "pdpd/src/queue.rs",
-    test: ("pdpd/src/queue.rs", "queue_reserves_workers_for_operators_and_new_owners"),
+    counted: "pdpd/src/reconcile/queue.rs",
+    test: ("pdpd/src/reconcile/queue.rs", "queue_reserves_workers_for_operators_and_new_owners"),
     constants: &[],
 };
 
@@ -177,12 +177,12 @@ pub const CALLS: SharedResource = SharedResource {
     tenant: 16,
     key: None,
     operators: 64,
-    counted: "pdpd/src/http/limits.rs",
+    counted: "pdpd/src/api/limits.rs",
     test: ("pdpd/tests/access.rs", "tenant_cannot_exhaust_other_clients_requests"),
     constants: &[
-        ("pdpd/src/http/mod.rs", "CALLS_MAX"),
-        ("pdpd/src/http/mod.rs", "TENANT_CALLS_MAX"),
-        ("pdpd/src/http/mod.rs", "TENANTS_CALLS_MAX"),
+        ("pdpd/src/api/mod.rs", "CALLS_MAX"),
+        ("pdpd/src/api/mod.rs", "TENANT_CALLS_MAX"),
+        ("pdpd/src/api/mod.rs", "TENANTS_CALLS_MAX"),
     ],
 };
 
@@ -191,10 +191,10 @@ pub const SESSIONS: SharedResource = SharedResource {
     name: "sessions at a time (watches, captures, logs, route tables, commands)",
     tenant: TENANT_SESSIONS_DEFAULT as u64,
     key: Some("sessions"),
-    test: ("pdpd/src/http/limits.rs", "session_quota_limits_each_tenant_separately"),
+    test: ("pdpd/src/api/limits.rs", "session_quota_limits_each_tenant_separately"),
     constants: &[
-        ("pdpd/src/http/mod.rs", "STREAMS_MAX"),
-        ("pdpd/src/http/mod.rs", "TENANTS_STREAMS_MAX"),
+        ("pdpd/src/api/mod.rs", "STREAMS_MAX"),
+        ("pdpd/src/api/mod.rs", "TENANTS_STREAMS_MAX"),
     ],
     ..CALLS
 };
@@ -206,11 +206,11 @@ pub const BODIES: SharedResource = SharedResource {
     total: Some(384 << 20),
     tenant: 48 << 20,
     operators: 128 << 20,
-    test: ("pdpd/src/http/limits.rs", "body_limits_apply_per_tenant_and_overall"),
+    test: ("pdpd/src/api/limits.rs", "body_limits_apply_per_tenant_and_overall"),
     constants: &[
-        ("pdpd/src/http/limits.rs", "BODIES_BYTES_MAX"),
-        ("pdpd/src/http/limits.rs", "TENANT_BODIES_BYTES_MAX"),
-        ("pdpd/src/http/limits.rs", "TENANTS_BODIES_BYTES_MAX"),
+        ("pdpd/src/api/limits.rs", "BODIES_BYTES_MAX"),
+        ("pdpd/src/api/limits.rs", "TENANT_BODIES_BYTES_MAX"),
+        ("pdpd/src/api/limits.rs", "TENANTS_BODIES_BYTES_MAX"),
     ],
     ..CALLS
 };
@@ -224,11 +224,11 @@ pub const CONNECTIONS: SharedResource = SharedResource {
     tenant: 32,
     key: None,
     operators: 256,
-    counted: "pdpd/src/http/connection.rs",
+    counted: "pdpd/src/api/connection.rs",
     test: ("pdpd/tests/access.rs", "connections_per_address_are_limited"),
     constants: &[
-        ("pdpd/src/http/mod.rs", "CONNECTIONS_MAX"),
-        ("pdpd/src/http/mod.rs", "CONNECTIONS_PER_PEER_MAX"),
+        ("pdpd/src/api/mod.rs", "CONNECTIONS_MAX"),
+        ("pdpd/src/api/mod.rs", "CONNECTIONS_PER_PEER_MAX"),
     ],
 };
 
@@ -241,12 +241,12 @@ pub const DOWNLOADS: SharedResource = SharedResource {
     tenant: 4,
     key: None,
     operators: 0,
-    counted: "pdpd/src/images.rs",
-    test: ("pdpd/src/images.rs", "pull_queue_is_limited_per_tenant"),
+    counted: "pdpd/src/images/mod.rs",
+    test: ("pdpd/src/images/mod.rs", "pull_queue_is_limited_per_tenant"),
     constants: &[
-        ("pdpd/src/images.rs", "TENANT_LINE_MAX"),
-        ("pdpd/src/images.rs", "TENANTS_LINE_MAX"),
-        ("pdpd/src/images.rs", "PULLS_MAX"),
+        ("pdpd/src/images/mod.rs", "TENANT_LINE_MAX"),
+        ("pdpd/src/images/mod.rs", "TENANTS_LINE_MAX"),
+        ("pdpd/src/images/mod.rs", "PULLS_MAX"),
     ],
 };
 
@@ -417,7 +417,7 @@ pub const ALL: [SharedResource; 38] = [
     ),
     SharedResource {
         unit: ResourceUnit::Bytes,
-        counted: "pdpd/src/images.rs",
+        counted: "pdpd/src/images/mod.rs",
         test: ("container/tests/images.rs", "directories_count_for_blocks_and_inodes"),
         ..quota(
             "blocks of stored images, packed and unpacked",
@@ -427,7 +427,7 @@ pub const ALL: [SharedResource; 38] = [
         )
     },
     SharedResource {
-        counted: "pdpd/src/images.rs",
+        counted: "pdpd/src/images/mod.rs",
         test: ("container/tests/images.rs", "directories_count_for_blocks_and_inodes"),
         ..quota(
             "files and directories of stored images",
@@ -468,11 +468,11 @@ pub const ALL: [SharedResource; 38] = [
     BODIES,
     CONNECTIONS,
     SharedResource {
-        counted: "pdpd/src/state/trail.rs",
-        test: ("pdpd/src/state/trail.rs", "audit_flood_evicts_neither_other_clients_nor_changes"),
+        counted: "pdpd/src/intent/state/trail.rs",
+        test: ("pdpd/src/intent/state/trail.rs", "audit_flood_evicts_neither_other_clients_nor_changes"),
         constants: &[
-            ("pdpd/src/state/trail.rs", "NODE_ROWS_MAX"),
-            ("pdpd/src/state/trail.rs", "STRANGER_ROWS_MAX"),
+            ("pdpd/src/intent/state/trail.rs", "NODE_ROWS_MAX"),
+            ("pdpd/src/intent/state/trail.rs", "STRANGER_ROWS_MAX"),
         ],
         ..quota(
             "rows of the audit log of each type",

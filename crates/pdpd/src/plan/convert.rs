@@ -4,7 +4,7 @@ use pdp_container::{BindMount, FileOwner, RootFilesystem, VolumeMount};
 use pdp_proto::mux;
 use pdp_spec::{FrameLimit, Image, ImageSource};
 
-use crate::images::owner_of;
+use super::allocations::image_owner_of;
 
 /// Returns the root file system of a vnet's guest.
 pub(super) fn root(vnet: &str, image: &Image) -> RootFilesystem {
@@ -16,7 +16,7 @@ pub(super) fn root(vnet: &str, image: &Image) -> RootFilesystem {
         }
         ImageSource::Archive(_, _, digest) | ImageSource::Pull(_, digest) => {
             RootFilesystem::Image {
-                owner: owner_of(vnet).into(),
+                owner: image_owner_of(vnet).into(),
                 // An image that a dry run would pull has no digest.
                 digest: digest.unwrap_or_default().into(),
             }

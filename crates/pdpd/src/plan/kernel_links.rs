@@ -15,7 +15,7 @@ use pdp_spec::{
 };
 
 use super::kernel_tunnels::KernelTunnel;
-use crate::allocations::VnetAllocation;
+use crate::plan::allocations::VnetAllocation;
 
 /// A port whose frames stay in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]

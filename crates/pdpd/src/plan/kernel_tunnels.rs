@@ -14,7 +14,7 @@ use pdp_wire::tunnel::Encapsulation;
 
 use super::convert;
 use super::kernel_links::{self, KernelLinkTarget};
-use crate::allocations::VnetAllocation;
+use crate::plan::allocations::VnetAllocation;
 
 /// External end of a port's link.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use pdp_spec::Management;
 
 use super::ManagementPlan;
 use super::node::NodePlanner;
-use crate::key::ProcessRole;
+use crate::plan::key::ProcessRole;
 
 /// File with the name servers.
 const RESOLV_CONF: &str = "/etc/resolv.conf";

@@ -11,11 +11,13 @@
 //!
 //! Source: docs/ARCHITECTURE.md, "Places".
 
+pub mod allocations;
 mod commands;
 mod convert;
 mod hosts;
 mod kernel_links;
 mod kernel_tunnels;
+pub mod key;
 mod management_paths;
 mod network;
 mod node;
@@ -38,9 +40,11 @@ use pdp_spec::{
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use crate::allocations::{Allocations, EnginePlacement, UID_BASE, VnetAllocation, vnet_uid_base};
-use crate::key::{ObjectKey, ProcessRole, dotless};
-use crate::shared::{self, SharedMap, differing};
+use crate::plan::allocations::{
+    Allocations, EnginePlacement, UID_BASE, VnetAllocation, vnet_uid_base,
+};
+use crate::plan::key::{ObjectKey, ProcessRole, dotless};
+use crate::util::shared::{self, SharedMap, differing};
 pub use commands::CommandPlan;
 use convert::rate;
 pub use kernel_links::{
@@ -635,7 +639,7 @@ pub fn plan(
         let plan = vnets.get(name).map(|vnet| {
             let allocation = allocations.vnets.get(name).ok_or_else(|| PlanError::NoNumber {
                 vnet: name.to_owned(),
-                max: crate::allocations::NUMBERS_MAX,
+                max: crate::plan::allocations::NUMBERS_MAX,
             })?;
             let uid = vnet_uid_base(allocation.number);
             let kernel_tunnels =

@@ -29,8 +29,8 @@ use super::{
     DaemonPaths, DirectoryPlan, GuestPlan, KernelPlan, LOG_BYTES_MAX, MUX_UID, MirrorPlan,
     NodePlan, PlanError, TapHelperPlan, VnetPlanner, check_socket, hash, hosts,
 };
-use crate::allocations::{EnginePlacement, UIDS_PER_VNET};
-use crate::key::{ObjectKey, ProcessRole};
+use crate::plan::allocations::{EnginePlacement, UIDS_PER_VNET, image_owner_of};
+use crate::plan::key::{ObjectKey, ProcessRole};
 
 /// User id of forwarding programs inside a guest.
 const PROGRAM_UID: u32 = 1000;
@@ -252,7 +252,7 @@ impl NodePlanner<'_> {
             id: self.key().process_id(ProcessRole::Main),
             dir: self.vnet.places.record(&self.key(), ProcessRole::Main),
             cgroup: self.cgroup(),
-            owner: crate::images::owner_of(self.vnet.name).to_owned(),
+            owner: image_owner_of(self.vnet.name).to_owned(),
             root: root(self.vnet.name, &self.node.image),
             profile: if router { Profile::Control } else { Profile::Host },
             privileged: self.node.privileged,
@@ -444,7 +444,7 @@ impl NodePlanner<'_> {
             id: key.process_id(ProcessRole::Main),
             dir: self.vnet.places.record(&key, ProcessRole::Main),
             cgroup: cgroup.clone(),
-            owner: crate::images::owner_of(self.vnet.name).to_owned(),
+            owner: image_owner_of(self.vnet.name).to_owned(),
             root: image,
             profile: Profile::Forwarding { tap: attach == ProgramAttach::Tap },
             privileged: false,

@@ -15,13 +15,14 @@ use pdp_proto::mux;
 use pdp_spec::DeviceAttach;
 use pdp_spec::limits::MTU_MAX;
 
-use super::{Reconciler, Removal, StepContext, StepOutcome, lock};
-use crate::control::MuxHello;
+use super::{Reconciler, Removal, StepContext, StepOutcome};
+use crate::host::control::MuxHello;
 use crate::host::{self, HostError};
-use crate::key::ObjectKey;
+use crate::plan::key::ObjectKey;
 use crate::plan::{
     DevicePlan, DirectoryPlan, ExternalPlan, GeneratorPlan, MemifPlan, OutletPlan, Plan, VnetPlan,
 };
+use crate::util::{error_chain, lock};
 
 /// Action for an external interface.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -81,7 +82,7 @@ struct AttachedExternal {
     /// Description of its inputs, as in its journal entry.
     made_for: String,
     xdp: Option<Xdp>,
-    /// Value of [`Ports::attach`](crate::ports::KernelPorts::attach) if its
+    /// Value of [`Ports::attach`](crate::kernel::ports::KernelPorts::attach) if its
     /// program delivers tunnel frames to ports.
     ports: Option<u64>,
     /// Why it uses packet sockets instead of AF_XDP.
@@ -265,7 +266,7 @@ impl Reconciler {
             Some(why) => why,
             None => match self.xdp_device(name, capacity_bps, wanted, attached) {
                 Err(HostError::Socket { source, .. }) if source.is_unsupported() => {
-                    host::error_chain(&source)
+                    error_chain(&source)
                 }
                 done => return done,
             },

@@ -3,10 +3,10 @@
 use super::{
     GuestRuntime, HelperCheck, HelperState, Reconciler, Removal, StepContext, StepOutcome,
 };
-use crate::applied::AppliedSettings;
 use crate::host::HostError;
-use crate::key::{ObjectKey, PerProcess, ProcessRole};
+use crate::plan::key::{ObjectKey, PerProcess, ProcessRole};
 use crate::plan::{DaemonPaths, GuestPlan, NodePlan, Plan};
+use crate::reconcile::applied::AppliedSettings;
 
 impl Reconciler {
     pub(super) fn guest(

@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use super::{Reconciler, Removal, StepContext, StepOutcome};
-use crate::host::{HostError, error_chain};
-use crate::key::ObjectKey;
+use crate::host::HostError;
+use crate::plan::key::ObjectKey;
+use crate::util::error_chain;
 
 impl Reconciler {
     pub(super) fn leftovers(

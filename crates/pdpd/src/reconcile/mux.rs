@@ -3,11 +3,12 @@
 use pdp_container::Process;
 
 use super::{
-    HelperCheck, HelperListener, HelperState, Reconciler, Removal, StepContext, StepOutcome, lock,
+    HelperCheck, HelperListener, HelperState, Reconciler, Removal, StepContext, StepOutcome,
 };
 use crate::host::HostError;
-use crate::key::{ObjectKey, ProcessRole};
+use crate::plan::key::{ObjectKey, ProcessRole};
 use crate::plan::{MuxPlan, Plan};
+use crate::util::lock;
 
 /// Runtime state of the mux.
 #[derive(Debug, Default)]

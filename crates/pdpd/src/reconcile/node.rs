@@ -11,15 +11,15 @@ use super::{
     GuestRuntime, HelperCheck, HelperListener, HelperState, Reconciler, Removal, StepContext,
     StepOutcome,
 };
-use crate::allocations;
-use crate::applied::AppliedSettings;
-use crate::control::ControlError;
+use crate::host::control::ControlError;
 use crate::host::{self, HostError};
-use crate::key::{ObjectKey, PerProcess, ProcessRole};
+use crate::plan::allocations;
+use crate::plan::key::{ObjectKey, PerProcess, ProcessRole};
 use crate::plan::{
     DaemonPaths, KernelLinkPortState, KernelLinkTarget, ManagementPlan, MirrorPlan, NodePlan,
     VnetPlan,
 };
+use crate::reconcile::applied::AppliedSettings;
 
 impl Reconciler {
     pub(super) fn node(

@@ -16,11 +16,12 @@ use std::time::{Duration, Instant};
 use pdp_model::Stats;
 use pdp_proto::mux;
 
+use super::Reconciler;
 use super::vnet::VnetRuntime;
-use super::{Reconciler, lock};
-use crate::control::ControlError;
 use crate::host::HostError;
+use crate::host::control::ControlError;
 use crate::plan::VnetPlan;
+use crate::util::lock;
 
 /// Longest wait for the frames of a leaving guest. They are lost after that, and counted.
 const LEAVE_MAX: Duration = Duration::from_secs(5);
@@ -56,7 +57,7 @@ impl Reconciler {
         self.defer_arrivals(wanted, node, &mut runtime);
         if let Err(error) = self.push_arrivals(wanted, &mut runtime) {
             // The whole vnet is sent again in its next step, or to the next mux.
-            tracing::warn!("vnet {vnet}: {}", crate::host::error_chain(&error));
+            tracing::warn!("vnet {vnet}: {}", crate::util::error_chain(&error));
         }
     }
 

@@ -10,10 +10,11 @@ use std::time::Instant;
 use pdp_container::Process;
 use pdp_proto::mux;
 
-use super::{Reconciler, Removal, StepContext, StepOutcome, lock};
+use super::{Reconciler, Removal, StepContext, StepOutcome};
 use crate::host::HostError;
-use crate::key::ObjectKey;
+use crate::plan::key::ObjectKey;
 use crate::plan::{DaemonPaths, DirectoryPlan, Plan, VnetPlan};
+use crate::util::lock;
 
 /// Runtime state of a vnet.
 #[derive(Debug, Default)]

@@ -20,11 +20,12 @@ use pdp_api::*;
 use pdp_container::cgroup::{Cgroups, Session};
 use pdp_spec::Tenant;
 use pdpd::access::{AccessScope, Authenticator, no_vnet};
-use pdpd::http::tls::Tls;
-use pdpd::http::{Captured, Daemon, Listeners, ProgressFn, RouteFn, listen, serve};
-use pdpd::state::StateFile;
-use pdpd::watch::log::EventFilter;
-use pdpd::watch::{WatchHub, WatchReader, WatchStart};
+use pdpd::api::tls::Tls;
+use pdpd::api::{Captured, Daemon, Listeners, RouteFn, listen, serve};
+use pdpd::events::log::EventFilter;
+use pdpd::events::{WatchHub, WatchReader, WatchStart};
+use pdpd::intent::state::StateFile;
+use pdpd::util::ProgressFn;
 use serde_json::json;
 use tokio::sync::oneshot;
 
