@@ -469,7 +469,10 @@ pub const ALL: [SharedResource; 38] = [
     CONNECTIONS,
     SharedResource {
         counted: "pdpd/src/intent/state/trail.rs",
-        test: ("pdpd/src/intent/state/trail.rs", "audit_flood_evicts_neither_other_clients_nor_changes"),
+        test: (
+            "pdpd/src/intent/state/trail.rs",
+            "audit_flood_evicts_neither_other_clients_nor_changes",
+        ),
         constants: &[
             ("pdpd/src/intent/state/trail.rs", "NODE_ROWS_MAX"),
             ("pdpd/src/intent/state/trail.rs", "STRANGER_ROWS_MAX"),

@@ -148,8 +148,8 @@ pub struct StoredDocument {
 pub struct JournalEntry {
     /// Hash of its inputs; `None` while the object may exist partly.
     pub hash: Option<String>,
-    /// [`AppliedSettings`](crate::reconcile::applied::AppliedSettings) of guests and hosts, the directory
-    /// of an external interface's pins, or empty.
+    /// Applied settings of guests and hosts (`reconcile/applied.rs`), the directory of an external
+    /// interface's pins, or empty.
     pub detail: String,
 }
 

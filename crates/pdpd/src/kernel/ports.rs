@@ -2,7 +2,8 @@
 //! for the reconcile loop, and their counters among those of the mux.
 //!
 //! Each port has its own kernel thread, which is charged to the vrouter's share of a
-//! forwarding engine. Once a second a monitor checks that this thread still does the work, and grants the XDP bypass to vrouters that may use it.
+//! forwarding engine. Once a second a monitor checks that this thread still does
+//! the work, and grants the XDP bypass to vrouters that may use it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
