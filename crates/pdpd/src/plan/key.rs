@@ -183,8 +183,7 @@ pub fn dotless(vnet: &str) -> String {
 impl Item for ObjectKey {
     /// Returns the tenant, or the vnet if it has no tenant; empty for the node's own objects.
     fn owner(&self) -> &str {
-        let vnet = self.vnet_name().unwrap_or_default();
-        vnet.split_once('.').map_or(vnet, |(tenant, _)| tenant)
+        owner(self.vnet_name().unwrap_or_default())
     }
 
     fn is_tenants(&self) -> bool {

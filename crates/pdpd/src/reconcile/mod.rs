@@ -21,6 +21,7 @@ mod guest;
 mod leftovers;
 mod mux;
 mod node;
+mod node_step;
 pub mod queue;
 pub mod run_loop;
 mod scale;

@@ -2,11 +2,14 @@
 //! route mirror, management helper.
 
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::time::Duration;
 
-use pdp_container::Process;
+use pdp_container::{HelperSpec, Process};
 use pdp_net::interface::{Carrier, InterfaceState};
+use serde::Serialize;
 
+use super::node_step::{HelperResult, NodeAction, NodeContainer, NodeEnd, NodeFacts, NodeRecord};
 use super::{
     GuestRuntime, HelperCheck, HelperListener, HelperState, Reconciler, Removal, StepContext,
     StepOutcome,
@@ -15,11 +18,36 @@ use crate::host::control::ControlError;
 use crate::host::{self, HostError};
 use crate::plan::allocations;
 use crate::plan::key::{ObjectKey, PerProcess, ProcessRole};
-use crate::plan::{
-    DaemonPaths, KernelLinkPortState, KernelLinkTarget, ManagementPlan, MirrorPlan, NodePlan,
-    VnetPlan,
-};
+use crate::plan::{DaemonPaths, KernelLinkPortState, KernelLinkTarget, NodePlan, VnetPlan};
 use crate::reconcile::applied::AppliedSettings;
+
+impl From<HelperCheck> for HelperResult {
+    fn from(check: HelperCheck) -> Self {
+        match check {
+            HelperCheck::Serves | HelperCheck::Listens => Self::Ready,
+            HelperCheck::Starting => Self::Starting,
+            HelperCheck::BackingOff => Self::BackingOff,
+        }
+    }
+}
+
+impl NodeEnd {
+    /// Returns the result of the step of a node.
+    fn outcome(self, key: &ObjectKey) -> StepOutcome {
+        match self {
+            // A failure is reported instead.
+            Self::Done | Self::ManagementFailed => StepOutcome::Done,
+            Self::BackingOff => StepOutcome::BackingOff,
+            Self::WaitForImage => StepOutcome::wait(format!("the image of {key} to be unpacked")),
+            Self::WaitForOld => StepOutcome::wait_for_end(format!("the end of the old {key}")),
+            Self::WaitForMirrorEnd => {
+                StepOutcome::wait_for_end(format!("the end of the route mirror of {key}"))
+            }
+            Self::WaitForHelpers => StepOutcome::wait(format!("the helpers of {key}")),
+            Self::WaitForManagement => StepOutcome::wait(format!("the management helper of {key}")),
+        }
+    }
+}
 
 impl Reconciler {
     pub(super) fn node(
@@ -31,139 +59,152 @@ impl Reconciler {
         context: &mut StepContext<'_>,
     ) -> Result<StepOutcome, HostError> {
         let machine = &self.machine;
-        let journal = key.to_string();
         let directory = &wanted.control.dir;
+        runtime.made = runtime.made.filter(|process| machine.awaits_start(directory, *process));
+        let container = match runtime.made {
+            Some(process) => NodeContainer::Created(process),
+            None => {
+                machine.running(directory).map_or(NodeContainer::Absent, NodeContainer::Running)
+            }
+        };
         let settings = AppliedSettings::of_node(wanted);
-        let mut changed = false;
-        let waits = runtime.made.filter(|process| machine.awaits_start(directory, *process));
-        let guest = match (waits, machine.running(directory)) {
-            (Some(guest), _) => guest,
-            (None, running) => {
-                runtime.made = None;
-                let made = self.made_from(key, &wanted.hash)?;
-                match (running, made) {
-                    (Some(guest), Some(before))
-                        if !context.renew && self.take_back_taps(wanted, runtime)? =>
-                    {
-                        if before != settings {
-                            machine.update_limits(directory, &wanted.control.limits)?;
-                            self.limit_kernel(wanted)?;
-                            if let Some(helper) = &wanted.tap_helper
-                                && before.kernel.is_some() != settings.kernel.is_some()
-                            {
-                                machine.enter(&helper.process.dir, &helper.process.cgroup)?;
-                            }
-                            if before.static_routes != wanted.routes {
-                                let set = &before.static_routes;
-                                machine.set_routes(guest, set, &wanted.routes)?;
-                            }
-                            // A mirror uses the version with which it was started.
-                            let mirror = &mut runtime.helpers[ProcessRole::Mirror];
-                            if before.routes_version != settings.routes_version
-                                && *mirror == HelperState::Serves
-                            {
-                                *mirror = HelperState::Bad;
-                            }
-                            changed = true;
-                        }
-                        guest
+        let mut before = None;
+        let mut management_failure = None;
+        let mut facts = NodeFacts {
+            renew: context.renew,
+            backing_off: context.backing_off,
+            container,
+            ..NodeFacts::default()
+        };
+        loop {
+            match facts.next() {
+                NodeAction::ReadRecord => {
+                    before = self.made_from(key, &wanted.hash)?;
+                    facts.record = Some(match &before {
+                        None => NodeRecord::Other,
+                        Some(before) if *before != settings => NodeRecord::OtherSettings,
+                        Some(_) => NodeRecord::Same,
+                    });
+                }
+                NodeAction::TakeBackTaps => {
+                    facts.has_taps = Some(self.take_back_taps(wanted, runtime)?);
+                }
+                NodeAction::ApplySettings(guest) => {
+                    if let Some(before) = &before {
+                        self.apply_settings(before, &settings, wanted, guest, runtime)?;
                     }
-                    _ if context.backing_off => return Ok(StepOutcome::BackingOff),
-                    _ if !machine.unpack(&wanted.control)? => {
-                        return Ok(StepOutcome::wait(format!("the image of {key} to be unpacked")));
+                    facts.settings_applied = true;
+                }
+                NodeAction::Unpack => facts.unpacked = Some(machine.unpack(&wanted.control)?),
+                NodeAction::EndOld => {
+                    // Nothing from before is reliable.
+                    let helpers = PerProcess::all(HelperState::Bad);
+                    *runtime = GuestRuntime { helpers, ..GuestRuntime::default() };
+                    facts.old_ended = Some(self.end(key)?);
+                }
+                NodeAction::Create => {
+                    (context.report)(&format!("{} {key}", context.verb()));
+                    self.state.intend(&key.to_string(), &settings.to_journal())?;
+                    let guest = self.create_node(key, wanted, vnet, runtime, context)?;
+                    facts.container = NodeContainer::Created(guest);
+                }
+                NodeAction::Check(role, guest) => {
+                    facts.helpers[role] = Some(match role {
+                        ProcessRole::Mirror => self.mirror(key, wanted, guest, runtime, context)?,
+                        ProcessRole::Management => self
+                            .management(key, wanted, guest, runtime, context)
+                            .unwrap_or_else(|error| {
+                                management_failure = Some(error);
+                                HelperResult::Failed
+                            }),
+                        _ => match &wanted.tap_helper {
+                            Some(helper) => self.tap_helper(helper, runtime, context)?.into(),
+                            None => HelperResult::Ready,
+                        },
+                    });
+                }
+                NodeAction::SetPorts(guest) => {
+                    self.set_carriers(key, wanted, vnet, runtime, context)?;
+                    self.see_to_ports(key, guest, wanted, vnet)?;
+                    facts.ports_set = true;
+                }
+                NodeAction::Start => {
+                    machine.start(directory)?;
+                    runtime.made = None;
+                    context.started.insert(ProcessRole::Main);
+                    facts.started = true;
+                }
+                NodeAction::Confirm => {
+                    self.state.confirm(&key.to_string(), &wanted.hash, &settings.to_journal())?;
+                    if facts.started {
+                        machine.collect_images();
                     }
-                    _ => {
-                        // Nothing from before is reliable.
-                        let helpers = PerProcess::all(HelperState::Bad);
-                        *runtime = GuestRuntime { helpers, ..GuestRuntime::default() };
-                        if !self.end(key)? {
-                            return Ok(StepOutcome::wait_for_end(format!(
-                                "the end of the old {key}"
-                            )));
-                        }
-                        (context.report)(&format!("{} {key}", context.verb()));
-                        self.state.intend(&journal, &settings.to_journal())?;
-                        self.limit_kernel(wanted)?;
-                        let guest = machine.create(&wanted.control)?;
-                        machine.set_sysctls(guest, &wanted.sysctls.before)?;
-                        let taps: Vec<_> = wanted.tapped().map(|(_, tap)| tap.clone()).collect();
-                        runtime.taps = Some(machine.make_taps(guest, &taps)?);
-                        // Remove the remains of an earlier one first, with its counters.
-                        let others = || (context.newest)().ports(Some(key));
-                        let any = || !(context.newest)().ports(None).is_empty();
-                        machine.remove_ports_but(&others, &any)?;
-                        self.see_to_ports(key, guest, wanted, vnet)?;
-                        machine.set_sysctls(guest, &wanted.sysctls.after)?;
-                        machine.set_loopback(guest, &wanted.loopback)?;
-                        machine.set_routes(guest, &[], &wanted.routes)?;
-                        // A guest whose network is incomplete is recreated.
-                        runtime.made = Some(guest);
-                        guest
-                    }
+                    facts.confirmed = true;
+                }
+                NodeAction::End(end) => {
+                    return match management_failure.filter(|_| end == NodeEnd::ManagementFailed) {
+                        Some(error) => Err(error),
+                        None => Ok(end.outcome(key)),
+                    };
                 }
             }
-        };
-        let (mut ready, mut held) = (true, false);
-        if let Some(helper) = &wanted.tap_helper {
-            match self.tap_helper(helper, runtime, context)? {
-                HelperCheck::Serves | HelperCheck::Listens => {}
-                HelperCheck::Starting => ready = false,
-                HelperCheck::BackingOff => held = true,
-            }
         }
-        if wanted.mirror.is_none()
-            && self.not_wanted(key, ProcessRole::Mirror)? == HelperCheck::Starting
+    }
+
+    /// Changes the settings of a running node from `before` to `settings`.
+    fn apply_settings(
+        &self,
+        before: &AppliedSettings,
+        settings: &AppliedSettings,
+        wanted: &NodePlan,
+        guest: Process,
+        runtime: &mut GuestRuntime,
+    ) -> Result<(), HostError> {
+        let machine = &self.machine;
+        machine.update_limits(&wanted.control.dir, &wanted.control.limits)?;
+        self.limit_kernel(wanted)?;
+        if let Some(helper) = &wanted.tap_helper
+            && before.kernel.is_some() != settings.kernel.is_some()
         {
-            return Ok(StepOutcome::wait_for_end(format!("the end of the route mirror of {key}")));
+            machine.enter(&helper.process.dir, &helper.process.cgroup)?;
         }
-        if let Some(mirror) = &wanted.mirror {
-            self.configure_mirror(mirror, guest, runtime)?;
-            let socket = &mirror.config.control_socket;
-            match self.helper(
-                &mirror.process,
-                HelperListener::Own(socket),
-                &mut runtime.helpers[ProcessRole::Mirror],
-                context,
-            )? {
-                HelperCheck::Serves => {}
-                HelperCheck::Starting => ready = false,
-                HelperCheck::BackingOff => held = true,
-                HelperCheck::Listens => {
-                    runtime.helpers[ProcessRole::Mirror] = HelperState::Serves;
-                    context.started.insert(ProcessRole::Mirror);
-                }
-            }
+        if before.static_routes != wanted.routes {
+            machine.set_routes(guest, &before.static_routes, &wanted.routes)?;
         }
-        // A failure delays the node's start, and nothing else.
-        let management = match &wanted.management {
-            Some(management) => self.management(management, guest, runtime, context),
-            None => self.not_wanted(key, ProcessRole::Management),
-        };
-        if !ready {
-            return Ok(StepOutcome::wait(format!("the helpers of {key}")));
+        // A mirror uses the version with which it was started.
+        let mirror = &mut runtime.helpers[ProcessRole::Mirror];
+        if before.routes_version != settings.routes_version && *mirror == HelperState::Serves {
+            *mirror = HelperState::Bad;
         }
-        if held {
-            return Ok(StepOutcome::BackingOff);
-        }
-        self.set_carriers(key, wanted, vnet, runtime, context)?;
+        Ok(())
+    }
+
+    /// Creates a node's container with its TAPs, kernel ports, addresses, and routes. A container
+    /// whose network is incomplete is created again by the next step.
+    fn create_node(
+        &self,
+        key: &ObjectKey,
+        wanted: &NodePlan,
+        vnet: &VnetPlan,
+        runtime: &mut GuestRuntime,
+        context: &StepContext<'_>,
+    ) -> Result<Process, HostError> {
+        let machine = &self.machine;
+        self.limit_kernel(wanted)?;
+        let guest = machine.create(&wanted.control)?;
+        machine.set_sysctls(guest, &wanted.sysctls.before)?;
+        let taps: Vec<_> = wanted.tapped().map(|(_, tap)| tap.clone()).collect();
+        runtime.taps = Some(machine.make_taps(guest, &taps)?);
+        // Remove the remains of an earlier one first, with its counters.
+        let others = || (context.newest)().ports(Some(key));
+        let any = || !(context.newest)().ports(None).is_empty();
+        machine.remove_ports_but(&others, &any)?;
         self.see_to_ports(key, guest, wanted, vnet)?;
-        match management? {
-            HelperCheck::Serves | HelperCheck::Listens => {}
-            HelperCheck::Starting => {
-                return Ok(StepOutcome::wait(format!("the management helper of {key}")));
-            }
-            HelperCheck::BackingOff => return Ok(StepOutcome::BackingOff),
-        }
-        if runtime.made.is_some() {
-            machine.start(directory)?;
-            runtime.made = None;
-            context.started.insert(ProcessRole::Main);
-            self.state.confirm(&journal, &wanted.hash, &settings.to_journal())?;
-            machine.collect_images();
-        } else if changed {
-            self.state.confirm(&journal, &wanted.hash, &settings.to_journal())?;
-        }
-        Ok(StepOutcome::Done)
+        machine.set_sysctls(guest, &wanted.sysctls.after)?;
+        machine.set_loopback(guest, &wanted.loopback)?;
+        machine.set_routes(guest, &[], &wanted.routes)?;
+        runtime.made = Some(guest);
+        Ok(guest)
     }
 
     /// Limits the kernel's work for a node whose kernel forwards.
@@ -191,53 +232,49 @@ impl Reconciler {
         Ok(runtime.taps.is_some())
     }
 
-    /// Writes a mirror's configuration. A mirror that was started with
-    /// another one must be recreated. Forwarding continues meanwhile.
-    fn configure_mirror(
+    /// Makes sure that the node's route mirror serves, or ends one that is not planned. A mirror
+    /// that was started with another configuration is recreated. Forwarding continues meanwhile.
+    fn mirror(
         &self,
-        mirror: &MirrorPlan,
-        guest: Process,
-        runtime: &mut GuestRuntime,
-    ) -> Result<(), HostError> {
-        let config = pdp_proto::mirror::MirrorConfig {
-            netns: host::namespace(guest, "net"),
-            userns: Some(host::namespace(guest, "user")),
-            ..mirror.config.clone()
-        };
-        let text = serde_json::to_vec_pretty(&config).unwrap_or_default();
-        if self.machine.update_file(&mirror.config_file, &text)? {
-            runtime.helpers[ProcessRole::Mirror] = HelperState::Bad;
-        }
-        Ok(())
-    }
-
-    /// Sets up a node's management access as planned.
-    fn management(
-        &self,
-        plan: &ManagementPlan,
+        key: &ObjectKey,
+        wanted: &NodePlan,
         guest: Process,
         runtime: &mut GuestRuntime,
         context: &mut StepContext<'_>,
-    ) -> Result<HelperCheck, HostError> {
+    ) -> Result<HelperResult, HostError> {
+        let Some(plan) = &wanted.mirror else { return self.not_wanted(key, ProcessRole::Mirror) };
+        let config = pdp_proto::mirror::MirrorConfig {
+            netns: host::namespace(guest, "net"),
+            userns: Some(host::namespace(guest, "user")),
+            ..plan.config.clone()
+        };
+        let role = ProcessRole::Mirror;
+        let files = (plan.config_file.as_path(), config.control_socket.as_path());
+        self.configured_helper(role, &plan.process, files, &config, runtime, context)
+    }
+
+    /// Makes sure that the node's management helper serves, or ends one that is not planned.
+    fn management(
+        &self,
+        key: &ObjectKey,
+        wanted: &NodePlan,
+        guest: Process,
+        runtime: &mut GuestRuntime,
+        context: &mut StepContext<'_>,
+    ) -> Result<HelperResult, HostError> {
+        let Some(plan) = &wanted.management else {
+            return self.not_wanted(key, ProcessRole::Management);
+        };
         let config = pdp_proto::management::ManagementConfig {
             netns: host::namespace(guest, "net"),
             ..plan.config.clone()
         };
-        let text = serde_json::to_vec_pretty(&config).unwrap_or_default();
-        let how = &mut runtime.helpers[ProcessRole::Management];
-        if self.machine.update_file(&plan.config_file, &text)? {
-            *how = HelperState::Bad;
-        }
-        let socket = HelperListener::Own(&config.control_socket);
-        match self.helper(&plan.process, socket, how, context) {
-            Ok(HelperCheck::Listens) => {
-                *how = HelperState::Serves;
-                context.started.insert(ProcessRole::Management);
-                Ok(HelperCheck::Listens)
-            }
+        let role = ProcessRole::Management;
+        let files = (plan.config_file.as_path(), config.control_socket.as_path());
+        match self.configured_helper(role, &plan.process, files, &config, runtime, context) {
             Err(HostError::Ended { who, how }) => {
                 // The start counts, so that the helper is not restarted at once.
-                context.started.insert(ProcessRole::Management);
+                context.started.insert(role);
                 let cause = self.machine.last_error(&plan.process.dir);
                 Err(HostError::Ended { who, how: cause.unwrap_or(how) })
             }
@@ -245,11 +282,35 @@ impl Reconciler {
         }
     }
 
+    /// Makes sure that a helper with this configuration serves; the `files` are that of its
+    /// configuration, and its socket. One that was started with another is started again.
+    fn configured_helper(
+        &self,
+        role: ProcessRole,
+        process: &HelperSpec,
+        (file, socket): (&Path, &Path),
+        config: &impl Serialize,
+        runtime: &mut GuestRuntime,
+        context: &mut StepContext<'_>,
+    ) -> Result<HelperResult, HostError> {
+        let how = &mut runtime.helpers[role];
+        let text = serde_json::to_vec_pretty(config).unwrap_or_default();
+        if self.machine.update_file(file, &text)? {
+            *how = HelperState::Bad;
+        }
+        let check = self.helper(process, HelperListener::Own(socket), how, context)?;
+        if check == HelperCheck::Listens {
+            *how = HelperState::Serves;
+            context.started.insert(role);
+        }
+        Ok(check.into())
+    }
+
     /// Ends the remains of a helper that is no longer wanted.
-    fn not_wanted(&self, key: &ObjectKey, role: ProcessRole) -> Result<HelperCheck, HostError> {
+    fn not_wanted(&self, key: &ObjectKey, role: ProcessRole) -> Result<HelperResult, HostError> {
         let directory = self.places.record(key, role);
         let ended = self.machine.running(&directory).is_none() || self.machine.end(&directory)?;
-        Ok(if ended { HelperCheck::Serves } else { HelperCheck::Starting })
+        Ok(if ended { HelperResult::Ready } else { HelperResult::Ending })
     }
 
     /// Sets the carrier of all ports. A port has carrier if its link is up and,
