@@ -1,5 +1,6 @@
 use std::fmt;
 
+pub use pdp_model::{FilterCounter, FilterVerdict};
 use serde::de::{SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -48,7 +49,7 @@ pub struct FastpathFilter {
     /// Packets to match: `ip src 10.0.0.0/8 proto udp dport 53 in eth0`; see docs/slowpath.md.
     pub r#match: String,
     /// Verdict on matching packets.
-    pub verdict: FastpathVerdict,
+    pub verdict: FilterVerdict,
     /// For `send`: the egress interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub out: Option<String>,
@@ -67,33 +68,6 @@ pub struct FastpathFilter {
     /// For `send` with the code `fields`: up to 16 bytes for the packet's header, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<String>,
-}
-
-/// Verdict of a filter on a packet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum FastpathVerdict {
-    /// Drop the packet.
-    Drop,
-    /// Treat the packet as if the filter did not exist.
-    #[default]
-    Pass,
-    /// Send the packet out of an interface.
-    Send,
-    /// Send the packet to the control guest.
-    Punt,
-}
-
-impl FastpathVerdict {
-    /// Word in JSON and in tables.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Drop => "drop",
-            Self::Pass => "pass",
-            Self::Send => "send",
-            Self::Punt => "punt",
-        }
-    }
 }
 
 /// The filters of a fast path.
@@ -238,23 +212,9 @@ pub struct FastpathCounters {
     /// Number of the first counter.
     pub first: u32,
     /// Counters in order of their numbers.
-    pub counters: Vec<FastpathCounter>,
+    pub counters: Vec<FilterCounter>,
     /// Number of counters that the router has.
     pub total: u32,
-}
-
-/// Values of one counter.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct FastpathCounter {
-    /// Packets matched by the filters that use the counter.
-    pub packets: u64,
-    /// Bytes of their frames.
-    pub bytes: u64,
-    /// Matched packets that were sent, counted after their queue. Copies do not count.
-    pub sent: u64,
-    /// Bytes of the frames that were sent, as sent.
-    pub sent_bytes: u64,
 }
 
 /// A frame for a fast path to send.

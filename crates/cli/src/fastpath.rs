@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use clap::{ArgGroup, Subcommand};
 use pdp_api::client::Client;
 use pdp_api::{
-    FASTPATH_COUNTERS_AT_ONCE, FastpathChange, FastpathCounter, FastpathCountersQuery,
-    FastpathDirection, FastpathFilter, FastpathFilters, FastpathFiltersQuery, FastpathFrame,
-    FastpathQueue, FastpathQueueSetting, FastpathQueuesQuery, FastpathVerdict,
+    FASTPATH_COUNTERS_AT_ONCE, FastpathChange, FastpathCountersQuery, FastpathDirection,
+    FastpathFilter, FastpathFilters, FastpathFiltersQuery, FastpathFrame, FastpathQueue,
+    FastpathQueueSetting, FastpathQueuesQuery, FilterCounter, FilterVerdict,
 };
 use serde::{Deserialize, Serialize};
 
@@ -189,7 +189,7 @@ struct FilterWithCounter {
     #[serde(flatten)]
     filter: FastpathFilter,
     #[serde(flatten)]
-    counted: Option<FastpathCounter>,
+    counted: Option<FilterCounter>,
 }
 
 /// Counts of one counter.
@@ -197,7 +197,7 @@ struct FilterWithCounter {
 struct NumberedCounter {
     counter: u32,
     #[serde(flatten)]
-    counted: FastpathCounter,
+    counted: FilterCounter,
     #[serde(flatten)]
     rates: Option<CounterRates>,
 }
@@ -238,12 +238,12 @@ pub async fn fastpath(client: &Client, args: FastpathArgs) -> Result<ExitCode, C
 impl AddFilterArgs {
     fn filter(self) -> Result<FastpathFilter, CliFailure> {
         let verdict = match (self.drop, self.pass, self.punt) {
-            (true, ..) => FastpathVerdict::Drop,
-            (_, true, _) => FastpathVerdict::Pass,
-            (.., true) => FastpathVerdict::Punt,
-            _ => FastpathVerdict::Send,
+            (true, ..) => FilterVerdict::Drop,
+            (_, true, _) => FilterVerdict::Pass,
+            (.., true) => FilterVerdict::Punt,
+            _ => FilterVerdict::Send,
         };
-        if verdict != FastpathVerdict::Send && (self.to.is_some() || self.data.is_some()) {
+        if verdict != FilterVerdict::Send && (self.to.is_some() || self.data.is_some()) {
             return Err(CliFailure::Usage("--to and --data need --send".into()));
         }
         Ok(FastpathFilter {
@@ -414,7 +414,7 @@ async fn counters(
     let now = async || match numbers {
         [] => {
             let mut all = all_counters(client, name).await?;
-            all.retain(|_, counted| *counted != FastpathCounter::default());
+            all.retain(|_, counted| *counted != FilterCounter::default());
             Ok::<_, CliFailure>(all)
         }
         _ => read_counters(client, name, numbers.iter().copied()).await,
@@ -434,7 +434,7 @@ async fn counters(
             let (at, all) = (Instant::now(), now().await?);
             let seconds = (at - last.0).as_secs_f64();
             let rate = |then: u64, now: u64| since(then, now) as f64 / seconds;
-            let row = |(&counter, &counted): (&u32, &FastpathCounter)| {
+            let row = |(&counter, &counted): (&u32, &FilterCounter)| {
                 let then = last.1.get(&counter).copied().unwrap_or_default();
                 let rates = CounterRates {
                     pps: rate(then.packets, counted.packets),
@@ -451,7 +451,7 @@ async fn counters(
 
 fn text(rows: &[NumberedCounter]) -> String {
     let first = |row: &NumberedCounter| {
-        let FastpathCounter { packets, bytes, sent, sent_bytes } = row.counted;
+        let FilterCounter { packets, bytes, sent, sent_bytes } = row.counted;
         [u64::from(row.counter), packets, bytes, sent, sent_bytes].map(|it| it.to_string())
     };
     if rows.iter().all(|row| row.rates.is_none()) {
@@ -472,7 +472,7 @@ fn text(rows: &[NumberedCounter]) -> String {
 async fn all_counters(
     client: &Client,
     name: &NodeName,
-) -> Result<BTreeMap<u32, FastpathCounter>, CliFailure> {
+) -> Result<BTreeMap<u32, FilterCounter>, CliFailure> {
     let mut all = BTreeMap::new();
     let mut first = 0;
     loop {
@@ -492,7 +492,7 @@ async fn read_counters(
     client: &Client,
     name: &NodeName,
     numbers: impl Iterator<Item = u32>,
-) -> Result<BTreeMap<u32, FastpathCounter>, CliFailure> {
+) -> Result<BTreeMap<u32, FilterCounter>, CliFailure> {
     let mut asked: Vec<u32> = numbers.collect();
     asked.sort_unstable();
     asked.dedup();
@@ -503,7 +503,7 @@ async fn read_counters(
         let count = Some(rest[near - 1] - first + 1);
         let query = FastpathCountersQuery { first, count };
         let part = client.fastpath_counters(&name.vnet, &name.node, &query).await?;
-        let part: BTreeMap<u32, FastpathCounter> = (first..).zip(part.counters).collect();
+        let part: BTreeMap<u32, FilterCounter> = (first..).zip(part.counters).collect();
         let found = rest[..near].iter().filter_map(|it| part.get(it).map(|found| (*it, *found)));
         all.extend(found);
         rest = &rest[near..];

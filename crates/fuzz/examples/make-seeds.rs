@@ -607,8 +607,8 @@ fn add_filters(seeds: &mut Seeds) {
 
 fn add_slowpath(seeds: &mut Seeds) {
     use slowpath::{
-        Counter, Filter, FilterAction, FilterPattern, FilterVerdict, QueueSetting, QueueState,
-        SlowPathReply, SlowPathRequest, Welcome,
+        Filter, FilterAction, FilterCounter, FilterPattern, FilterVerdict, QueueSetting,
+        QueueState, SlowPathReply, SlowPathRequest, Welcome,
     };
     let packet = |bytes: &[u8]| [&(bytes.len() as u16).to_be_bytes()[..], bytes].concat();
     let encoded = |requests: &[SlowPathRequest]| {
@@ -656,7 +656,7 @@ fn add_slowpath(seeds: &mut Seeds) {
     ];
     seeds.add("slowpath", [&[9][..], &encoded(&asks)].concat());
     let SlowPathRequest::Set(filter) = set(1, true) else { return };
-    let counters = vec![Counter { packets: 2, bytes: 120, sent: 1, sent_bytes: 60 }; 3];
+    let counters = vec![FilterCounter { packets: 2, bytes: 120, sent: 1, sent_bytes: 60 }; 3];
     let replies = [
         SlowPathReply::Welcome(Welcome::default()),
         SlowPathReply::Done { number: 1, filters: 2 },

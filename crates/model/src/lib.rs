@@ -8,7 +8,9 @@
 #![forbid(unsafe_code)]
 
 mod command;
+mod filter;
 mod stats;
 
 pub use command::*;
+pub use filter::*;
 pub use stats::*;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use pdp_filters::{FilterRefusal, Filters};
 use pdp_proto::slowpath::{
-    COUNTERS_MAX, Counter, Filter, FilterAction, FilterPattern, NO_FILTER, QueueSetting,
+    COUNTERS_MAX, Filter, FilterAction, FilterCounter, FilterPattern, NO_FILTER, QueueSetting,
 };
 
 use crate::queues::{AtPorts, QueueParameters, Queues};
@@ -123,7 +123,7 @@ pub struct Actions {
     /// Actions by slot.
     actions: Vec<FilterAction>,
     /// Counters by number.
-    pub counters: Vec<Counter>,
+    pub counters: Vec<FilterCounter>,
     /// Generation of these tables, to tell them from earlier ones; never 0.
     generation: u32,
     /// Number of filters, with and without the staged ones.
@@ -147,7 +147,7 @@ impl Actions {
             short: None,
             long: None,
             actions: vec![FilterAction::default(); 2 * filters_max as usize],
-            counters: vec![Counter::default(); counters as usize],
+            counters: vec![FilterCounter::default(); counters as usize],
             generation: made % GENERATIONS + 1,
             count: 0,
             in_force: 0,
@@ -182,7 +182,7 @@ impl Actions {
     pub fn memory(&self) -> usize {
         let actions = self.actions.len() * size_of::<FilterAction>();
         let marks = self.marks.len() * size_of::<u64>();
-        let counters = self.counters.len() * size_of::<Counter>();
+        let counters = self.counters.len() * size_of::<FilterCounter>();
         let sets = self.short.as_ref().map_or(0, |set| set.memory())
             + self.long.as_ref().map_or(0, |set| set.memory());
         size_of::<Self>() + actions + marks + counters + sets

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 
 use pdp_filters::Filters;
 use pdp_model::SlowPathStats;
-use pdp_proto::slowpath::{Counter, Filter, QueueState};
+use pdp_proto::slowpath::{Filter, FilterCounter, QueueState};
 use pdp_wire::tag::PuntClass;
 use rtrb::{Consumer, Producer, RingBuffer};
 
@@ -40,7 +40,7 @@ pub enum SlowPathJob {
     /// that are done. Returns once all have a result.
     Commit(Vec<Commit>, usize),
     /// Reads the counters with these numbers. Returns with their values at one moment.
-    Count(Range<u32>, Vec<Counter>),
+    Count(Range<u32>, Vec<FilterCounter>),
     /// Lists filters from this id on. Returns with as many as
     /// fit and, if there are more, the id to continue with.
     List(u32, Vec<Filter>, Option<u32>),

@@ -11,7 +11,7 @@ use pdp_model::Stats;
 use pdp_mux::control::MuxServer;
 use pdp_proto::mux::*;
 use pdp_proto::slowpath::{
-    COUNTERS_MAX, Counter, FILTERS_MAX, Filter, FilterAction, FilterPattern, FilterVerdict,
+    COUNTERS_MAX, FILTERS_MAX, Filter, FilterAction, FilterCounter, FilterPattern, FilterVerdict,
     PACKET_BYTES_MAX, QueueSetting, QueueState, SlowPathReply as Answer, SlowPathRequest as Ask,
     VERSION, Welcome,
 };
@@ -83,7 +83,7 @@ impl Program {
         }
     }
 
-    fn counters(&mut self, first: u32, count: u32) -> Vec<Counter> {
+    fn counters(&mut self, first: u32, count: u32) -> Vec<FilterCounter> {
         self.request(&[Ask::Counters { number: 99, first, count }]);
         let mut all = vec![];
         loop {
@@ -221,8 +221,12 @@ fn slow_path_filters_decide_packet_verdicts() {
     assert!(h1.out(0, &original));
     assert_eq!(h1.expect(1)[0].1, original);
     assert_eq!(h2.expect(1)[0].1, original);
-    let counted =
-        |packets, sent| Counter { packets, bytes: packets * bytes, sent, sent_bytes: sent * bytes };
+    let counted = |packets, sent| FilterCounter {
+        packets,
+        bytes: packets * bytes,
+        sent,
+        sent_bytes: sent * bytes,
+    };
     assert_eq!(
         program.counters(0, 4),
         [counted(3, 0), counted(1, 1), counted(1, 1), counted(0, 0)]
@@ -570,7 +574,7 @@ fn filter_counters_count_matched_and_sent_packets() {
     }
     send([10, 2, 0, 2], 40);
     let port = |mux: &MuxServer| stats_of(mux).vnets["red"].nodes["r1"].ports["eth1"].clone();
-    let packets = |all: &[Counter]| all.iter().map(|it| it.packets).collect::<Vec<_>>();
+    let packets = |all: &[FilterCounter]| all.iter().map(|it| it.packets).collect::<Vec<_>>();
     eventually("all are counted", || packets(&program.counters(0, 4)) == [100, 60, 5, 0]);
     eventually("nothing waits", || {
         let some = program.counters(0, 4);
@@ -596,7 +600,7 @@ fn filter_counters_count_matched_and_sent_packets() {
     put(&mux, &vnet);
     let (mut program, _) = Program::start(&vnet);
     eventually("nothing waits", || port(&mux).waiting == 0);
-    assert_eq!(program.counters(0, 4), [Counter::default(); 4]);
+    assert_eq!(program.counters(0, 4), [FilterCounter::default(); 4]);
     assert_adds_up(&stats_of(&mux));
 }
 

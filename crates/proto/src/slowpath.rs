@@ -28,7 +28,7 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+pub use pdp_model::{FilterCounter, FilterVerdict};
 
 /// Version of this protocol.
 pub const VERSION: u16 = 2;
@@ -91,27 +91,6 @@ pub enum FilterPattern {
         /// Bits that are compared.
         mask: [u8; 40],
     },
-}
-
-/// Verdict on a packet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum FilterVerdict {
-    /// Drop it.
-    Drop,
-    /// Handle it as without the filter: by a route, or as the
-    /// code handles packets that match no filter.
-    #[default]
-    Pass,
-    /// Send it from the result's vport, with a header made from the result's data.
-    Send,
-    /// Punt it to the control guest.
-    Punt,
-}
-
-impl FilterVerdict {
-    /// All verdicts, in the order of their numbers.
-    pub const ALL: [Self; 4] = [Self::Drop, Self::Pass, Self::Send, Self::Punt];
 }
 
 /// Result of a filter: the treatment of matching packets.
@@ -290,19 +269,6 @@ pub struct Welcome {
     pub counters: u32,
 }
 
-/// Values of a counter.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Counter {
-    /// Packets that matched filters with this counter.
-    pub packets: u64,
-    /// Bytes of their frames.
-    pub bytes: u64,
-    /// Packets of these that left, after waiting in their queue. Copies do not count.
-    pub sent: u64,
-    /// Bytes of their frames when they left.
-    pub sent_bytes: u64,
-}
-
 /// Reply to the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SlowPathReply {
@@ -333,7 +299,7 @@ pub enum SlowPathReply {
         /// First counter.
         first: u32,
         /// Values of the counters.
-        counters: Vec<Counter>,
+        counters: Vec<FilterCounter>,
         /// More follow.
         more: bool,
     },
@@ -652,7 +618,7 @@ impl SlowPathReply {
                 while !from.rest.is_empty() {
                     let (packets, bytes) = (from.u64()?, from.u64()?);
                     let (sent, sent_bytes) = (from.u64()?, from.u64()?);
-                    counters.push(Counter { packets, bytes, sent, sent_bytes });
+                    counters.push(FilterCounter { packets, bytes, sent, sent_bytes });
                 }
                 Self::Counters { number, first, counters, more }
             }
@@ -733,7 +699,7 @@ impl SlowPathReply {
     pub fn put_counters(
         number: u64,
         first: u32,
-        counters: &[Counter],
+        counters: &[FilterCounter],
         more: bool,
         packet: &mut Vec<u8>,
     ) {
@@ -742,7 +708,7 @@ impl SlowPathReply {
             to.extend(number.to_be_bytes());
             to.extend(first.to_be_bytes());
             to.reserve(counters.len() * COUNTER_BYTES);
-            for Counter { packets, bytes, sent, sent_bytes } in counters {
+            for FilterCounter { packets, bytes, sent, sent_bytes } in counters {
                 let all = [packets, bytes, sent, sent_bytes].map(|it| it.to_be_bytes());
                 to.extend_from_slice(all.as_flattened());
             }
@@ -825,11 +791,8 @@ mod tests {
             let first = QueueState { weight, frames, bytes, ..QueueState::default() };
             QueueState { buffers, waiting, waiting_bytes, sent, sent_bytes, dropped, ..first }
         });
-        let counter = any::<[u64; 4]>().prop_map(|[packets, bytes, sent, sent_bytes]| Counter {
-            packets,
-            bytes,
-            sent,
-            sent_bytes,
+        let counter = any::<[u64; 4]>().prop_map(|[packets, bytes, sent, sent_bytes]| {
+            FilterCounter { packets, bytes, sent, sent_bytes }
         });
         prop_oneof![
             any::<(u16, u8, u16, u64, u32, u32)>().prop_map(

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ipnet::Ipv4Net;
 use pdp_slowpath::{
-    Counter, Filter, FilterAction, IpMatch, SOCKET, SlowPathSession, discard, filter, pass,
+    Filter, FilterAction, FilterCounter, IpMatch, SOCKET, SlowPathSession, discard, filter, pass,
 };
 
 /// Seconds.
@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let rules = (0..).zip(&sources).map(|(number, source)| rule(number, *source, false));
     rules.fold(slow_path.batch(), |batch, rule| batch.set(rule)).commit()?;
 
-    let mut before = vec![Counter::default(); sources.len()];
+    let mut before = vec![FilterCounter::default(); sources.len()];
     // Seconds for which each source stays dropped.
     let mut dropped = vec![0; sources.len()];
     loop {

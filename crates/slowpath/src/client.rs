@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use pdp_proto::slowpath::{Counter, Filter, QueueSetting, QueueState, Welcome};
+use pdp_proto::slowpath::{Filter, FilterCounter, QueueSetting, QueueState, Welcome};
 
 use crate::connection::{Error, FrameDestination, SlowPathChange, SlowPathConnection};
 
@@ -88,7 +88,7 @@ impl SlowPathSession {
     }
 
     /// Reads `count` counters from `first` on, all at one moment. A new mux counts from 0.
-    pub fn counters(&mut self, first: u32, count: u32) -> Result<Vec<Counter>, Error> {
+    pub fn counters(&mut self, first: u32, count: u32) -> Result<Vec<FilterCounter>, Error> {
         self.until_done(|this, deadline| this.synced(deadline)?.counters(first, count))
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use pdp_proto::limits::QUEUES_MAX;
 use pdp_proto::slowpath::{
-    Counter, FILTERS_MAX, FRAME_BYTES_MAX, Filter, MessageError, NO_FILTER, PACKET_BYTES_MAX,
+    FILTERS_MAX, FRAME_BYTES_MAX, Filter, FilterCounter, MessageError, NO_FILTER, PACKET_BYTES_MAX,
     QueueSetting, QueueState, SlowPathReply, SlowPathRequest, VERSION, Welcome,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -201,7 +201,7 @@ impl SlowPathConnection {
     ///
     /// # Errors
     /// [`Error::Counters`]: out of range.
-    pub fn counters(&mut self, first: u32, count: u32) -> Result<Vec<Counter>, Error> {
+    pub fn counters(&mut self, first: u32, count: u32) -> Result<Vec<FilterCounter>, Error> {
         let available = self.welcome.counters;
         if first.checked_add(count).is_none_or(|end| end > available) {
             return Err(Error::Counters { first, count, available });

@@ -35,7 +35,7 @@ pub use client::{SlowPathSession, TIMEOUT, Transaction};
 pub use connection::{Error, FrameDestination, SlowPathChange, SlowPathConnection};
 pub use pattern::{BadPattern, IpMatch, PatternCode};
 pub use pdp_proto::slowpath::{
-    COPIES_MAX, Counter, DATA_BYTES, FRAME_BYTES_MAX, Filter, FilterAction, FilterPattern,
+    COPIES_MAX, DATA_BYTES, FRAME_BYTES_MAX, Filter, FilterAction, FilterCounter, FilterPattern,
     FilterVerdict, NO_COUNTER, NO_FILTER, QUEUES_SET_MAX, QueueSetting, QueueState, Welcome,
 };
 

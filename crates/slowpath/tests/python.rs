@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use fake::{EVENTUALLY, Fake, eventually};
 use pdp_proto::slowpath::{
-    Counter, FilterVerdict, QueueSetting, QueueState, SlowPathReply, SlowPathRequest,
+    FilterCounter, FilterVerdict, QueueSetting, QueueState, SlowPathReply, SlowPathRequest,
 };
 use pdp_slowpath::{FilterPattern, PatternCode, pattern};
 use proptest::prelude::*;
@@ -126,7 +126,7 @@ fn python_client_changes_filters_counts_and_sends() {
         ((1, queue), QueueSetting { vport: 1, queue, weight, frames, bytes })
     });
     assert_eq!(fake.table().set, set.into());
-    fake.table().counters[3] = Counter { packets: 7, bytes: 700, sent: 5, sent_bytes: 500 };
+    fake.table().counters[3] = FilterCounter { packets: 7, bytes: 700, sent: 5, sent_bytes: 500 };
     writeln!(to).unwrap();
     step("sent");
     let frame = |out, vport, queue, byte| SlowPathRequest::Frame {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use fake::{EVENTUALLY, Fake, eventually};
-use pdp_proto::slowpath::{Counter, QueueSetting, QueueState, SlowPathRequest};
+use pdp_proto::slowpath::{FilterCounter, QueueSetting, QueueState, SlowPathRequest};
 use pdp_slowpath::{
     Error, Filter, FilterAction, FrameDestination, IpMatch, SlowPathConnection, SlowPathSession,
     copied, discard, filter, pass, send,
@@ -228,8 +228,8 @@ fn client_restores_queue_settings_on_restart() {
     assert_eq!(fake.table().set, expected.into());
 }
 
-fn counter_of(number: u64) -> Counter {
-    Counter { packets: number, bytes: 64 * number, sent: number / 2, sent_bytes: 32 * number }
+fn counter_of(number: u64) -> FilterCounter {
+    FilterCounter { packets: number, bytes: 64 * number, sent: number / 2, sent_bytes: 32 * number }
 }
 
 #[test]

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use pdp_proto::limits::{QUEUE_FRAMES_MAX, WEIGHT_MAX};
 use pdp_proto::mux::{self, Rate};
 use pdp_proto::slowpath::{
-    COUNTERS_AT_ONCE, Counter, FILTERS_AT_ONCE, FRAME_BYTES_MAX, Filter, FilterPattern,
+    COUNTERS_AT_ONCE, FILTERS_AT_ONCE, FRAME_BYTES_MAX, Filter, FilterCounter, FilterPattern,
     FilterVerdict, NO_COUNTER, NO_FILTER, PACKET_BYTES_MAX, QUEUES_AT_ONCE, QUEUES_SET_MAX,
     QueueSetting, SlowPathReply, SlowPathRequest, VERSION, Welcome,
 };
@@ -217,7 +217,7 @@ struct CounterSnapshot {
     /// Number of the request.
     number: u64,
     first: u32,
-    counters: Vec<Counter>,
+    counters: Vec<FilterCounter>,
     /// Counters that were sent already.
     sent: usize,
 }

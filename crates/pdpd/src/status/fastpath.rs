@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use pdp_api::{
     FASTPATH_COUNTERS_AT_ONCE, FASTPATH_FILTERS_AT_ONCE, FastpathChange, FastpathChanged,
-    FastpathCounter, FastpathCounters, FastpathCountersQuery, FastpathDirection, FastpathFilter,
-    FastpathFilters, FastpathFiltersQuery, FastpathFrame, FastpathQueue, FastpathQueueSetting,
-    FastpathQueues, FastpathQueuesQuery, FastpathVerdict, Problem, ProblemKind,
+    FastpathCounters, FastpathCountersQuery, FastpathDirection, FastpathFilter, FastpathFilters,
+    FastpathFiltersQuery, FastpathFrame, FastpathQueue, FastpathQueueSetting, FastpathQueues,
+    FastpathQueuesQuery, FilterVerdict, Problem, ProblemKind,
 };
 use pdp_slowpath::{
-    DATA_BYTES, Error, Filter, FilterAction, FilterVerdict, FrameDestination, NO_COUNTER,
-    PatternCode, QUEUES_SET_MAX, QueueSetting, SlowPathChange, SlowPathConnection, copied, pattern,
+    DATA_BYTES, Error, Filter, FilterAction, FrameDestination, NO_COUNTER, PatternCode,
+    QUEUES_SET_MAX, QueueSetting, SlowPathChange, SlowPathConnection, copied, pattern,
 };
 
 use crate::plan::NodePlan;
@@ -22,14 +22,6 @@ use crate::util::error_chain;
 
 /// Longest wait for the mux.
 const WAIT: Duration = Duration::from_secs(20);
-
-/// Verdicts of the API and their numbers in the mux.
-const VERDICTS: [(FastpathVerdict, FilterVerdict); 4] = [
-    (FastpathVerdict::Drop, FilterVerdict::Drop),
-    (FastpathVerdict::Pass, FilterVerdict::Pass),
-    (FastpathVerdict::Send, FilterVerdict::Send),
-    (FastpathVerdict::Punt, FilterVerdict::Punt),
-];
 
 /// A router that the mux forwards for, with the names of its vports in order.
 pub struct FastPath {
@@ -115,13 +107,7 @@ impl FastPath {
         let total = connection.welcome().counters;
         let count = count.unwrap_or(total.saturating_sub(first).min(most));
         let counters = connection.counters(first, count).map_err(|error| self.problem(error))?;
-        let counter = |it: &pdp_slowpath::Counter| FastpathCounter {
-            packets: it.packets,
-            bytes: it.bytes,
-            sent: it.sent,
-            sent_bytes: it.sent_bytes,
-        };
-        Ok(FastpathCounters { first, counters: counters.iter().map(counter).collect(), total })
+        Ok(FastpathCounters { first, counters, total })
     }
 
     /// Translates the requested settings of a queue.
@@ -247,12 +233,8 @@ fn meant(filter: &FastpathFilter, ports: &[String]) -> Result<Filter, Problem> {
     let wrong = |text: String| about(invalid(text));
     let pattern =
         pattern::parse(r#match, ports).map_err(|error| wrong(format!("match: {error}")))?;
-    let verdict = VERDICTS.iter().find(|(name, _)| name == verdict).map(|(_, verdict)| *verdict);
-    let mut action = FilterAction {
-        verdict: verdict.unwrap_or_default(),
-        queue: queue.unwrap_or(0),
-        ..FilterAction::default()
-    };
+    let mut action =
+        FilterAction { verdict: *verdict, queue: queue.unwrap_or(0), ..FilterAction::default() };
     if let Some(counter) = counter {
         if *counter == NO_COUNTER {
             return Err(wrong(format!("counter {counter} is reserved")));
@@ -297,7 +279,6 @@ fn meant(filter: &FastpathFilter, ports: &[String]) -> Result<Filter, Problem> {
 /// Translates a filter of the mux into one of the API.
 fn described(filter: &Filter, code: PatternCode, ports: &[String]) -> FastpathFilter {
     let Filter { id, priority, pattern, action } = filter;
-    let verdict = VERDICTS.iter().find(|(_, verdict)| *verdict == action.verdict);
     let sent = action.verdict == FilterVerdict::Send;
     let address = || {
         let bytes = action.data[..6].iter().map(|byte| format!("{byte:02x}"));
@@ -307,7 +288,7 @@ fn described(filter: &Filter, code: PatternCode, ports: &[String]) -> FastpathFi
         id: *id,
         priority: *priority,
         r#match: pattern::text(pattern, code, ports),
-        verdict: verdict.map(|(name, _)| *name).unwrap_or_default(),
+        verdict: action.verdict,
         out: sent.then(|| port(action.vport, ports)),
         to: (sent && code == PatternCode::Ip).then(address),
         queue: Some(action.queue).filter(|queue| *queue != 0),
@@ -338,7 +319,7 @@ mod fake;
 
 #[cfg(test)]
 mod tests {
-    use pdp_slowpath::Counter;
+    use pdp_slowpath::FilterCounter;
 
     use super::fake::Fake;
     use super::*;
@@ -352,7 +333,7 @@ mod tests {
             id: 7,
             priority: 9,
             r#match: "ip dst 192.0.2.0/24 proto udp dport 53 in eth0".into(),
-            verdict: FastpathVerdict::Send,
+            verdict: FilterVerdict::Send,
             out: Some("eth2".into()),
             to: Some("02:00:00:00:00:0a".into()),
             queue: Some(3),
@@ -369,7 +350,7 @@ mod tests {
         assert_eq!((verdict, vport, queue, counter), (FilterVerdict::Send, 2, 3, 0));
         assert_eq!((filter.action.copies(), data[5]), (&[1, 0][..], 10));
         assert_eq!(described(&filter, PatternCode::Ip, &ports()), whole());
-        for verdict in [FastpathVerdict::Drop, FastpathVerdict::Pass, FastpathVerdict::Punt] {
+        for verdict in [FilterVerdict::Drop, FilterVerdict::Pass, FilterVerdict::Punt] {
             let simple = FastpathFilter { r#match: "ip6".into(), verdict, ..Default::default() };
             let filter = meant(&simple, &ports()).unwrap();
             assert_eq!(described(&filter, PatternCode::Ip, &ports()), simple);
@@ -387,7 +368,7 @@ mod tests {
 
     #[test]
     fn invalid_filter_is_refused_with_its_number() {
-        let pass = || FastpathFilter { verdict: FastpathVerdict::Pass, ..whole() };
+        let pass = || FastpathFilter { verdict: FilterVerdict::Pass, ..whole() };
         for (filter, why) in [
             (FastpathFilter { r#match: "ip port 5".into(), ..whole() }, "match: unknown word"),
             (FastpathFilter { out: None, ..whole() }, "send needs `out`"),
@@ -461,12 +442,13 @@ mod tests {
     #[test]
     fn fast_path_reads_counters_and_sends_frames() {
         let (_directory, mut fake, path) = start();
-        fake.table().counters[4999] = Counter { packets: 7, bytes: 700, sent: 5, sent_bytes: 500 };
+        fake.table().counters[4999] =
+            FilterCounter { packets: 7, bytes: 700, sent: 5, sent_bytes: 500 };
         let counters = |first, count| path.counters(FastpathCountersQuery { first, count });
         let all = counters(0, None).unwrap();
         assert_eq!((all.counters.len(), all.total), (5000, 5000));
         let last = counters(4999, Some(1)).unwrap();
-        let expected = FastpathCounter { packets: 7, bytes: 700, sent: 5, sent_bytes: 500 };
+        let expected = FilterCounter { packets: 7, bytes: 700, sent: 5, sent_bytes: 500 };
         assert_eq!(last.counters, [expected]);
         for (first, count) in [(5001, None), (4999, Some(2)), (0, Some(u32::MAX))] {
             let problem = counters(first, count).unwrap_err();

@@ -626,7 +626,7 @@ impl Daemon for Fake {
             id: 1,
             priority: 100,
             r#match: "ip proto udp dport 53".into(),
-            verdict: FastpathVerdict::Drop,
+            verdict: FilterVerdict::Drop,
             counter: Some(2),
             ..Default::default()
         };
@@ -634,7 +634,7 @@ impl Daemon for Fake {
             id: 5,
             priority: 7,
             r#match: "ip6 in eth0".into(),
-            verdict: FastpathVerdict::Send,
+            verdict: FilterVerdict::Send,
             out: Some("eth1".into()),
             to: Some("02:00:00:00:00:09".into()),
             queue: Some(3),
@@ -673,7 +673,7 @@ impl Daemon for Fake {
     ) -> Result<FastpathCounters, Problem> {
         self.known(vnet)?;
         let sample = self.samples.fetch_add(1, Ordering::Relaxed);
-        let counter = |packets| FastpathCounter {
+        let counter = |packets| FilterCounter {
             packets,
             bytes: 64 * packets,
             sent: packets / 2,

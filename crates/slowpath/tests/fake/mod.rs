@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pdp_proto::slowpath::{
-    COUNTERS_AT_ONCE, Counter, FILTERS_AT_ONCE, Filter, FilterVerdict, NO_COUNTER, NO_FILTER,
+    COUNTERS_AT_ONCE, FILTERS_AT_ONCE, Filter, FilterCounter, FilterVerdict, NO_COUNTER, NO_FILTER,
     PACKET_BYTES_MAX, QUEUES_AT_ONCE, QueueSetting, QueueState, SlowPathReply, SlowPathRequest,
     VERSION, Welcome,
 };
@@ -40,7 +40,7 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 pub struct Table {
     pub welcome: Welcome,
     pub filters: BTreeMap<u32, Filter>,
-    pub counters: Vec<Counter>,
+    pub counters: Vec<FilterCounter>,
     pub frames: Vec<SlowPathRequest>,
     /// Queues of the second vport, and the settings made by programs.
     pub queues: Vec<QueueState>,
@@ -75,7 +75,7 @@ impl Fake {
             filters_max: 70_000,
             counters: 5_000,
         };
-        let counters = vec![Counter::default(); welcome.counters as usize];
+        let counters = vec![FilterCounter::default(); welcome.counters as usize];
         let table = Table { welcome, counters, ..Table::default() };
         let mut fake =
             Self { path: path.into(), table: Arc::new(Mutex::new(table)), running: None };
@@ -121,7 +121,7 @@ impl Fake {
         let mut table = self.table.lock().unwrap();
         table.filters.clear();
         table.set.clear();
-        table.counters.fill(Counter::default());
+        table.counters.fill(FilterCounter::default());
         table.welcome.tables += 1;
         drop(table);
         self.start_again();
