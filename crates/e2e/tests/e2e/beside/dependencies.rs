@@ -1,7 +1,7 @@
 //! Cargo.toml: each crate uses the dependencies that it names, in the section where it names them.
 //! Some crate uses each of the workspace's.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -72,55 +72,4 @@ fn every_dependency_is_used() {
     }
     assert!(wrong.is_empty(), "not used: {wrong:?}");
     assert!(unused.is_empty(), "used by no crate: {unused:?}");
-}
-
-/// Modules used by each module of a crate, outside of tests. `names` are the files without `.rs`.
-fn imports(source: &Path, names: &[String]) -> BTreeMap<String, BTreeSet<String>> {
-    let mut all = BTreeMap::new();
-    for name in names {
-        let text = fs::read_to_string(source.join(format!("{name}.rs"))).expect("a module");
-        let text = text.split("\n#[cfg(test)]").next().unwrap_or_default();
-        let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
-        let code = code.collect::<Vec<_>>().join("\n");
-        let paths = code.split("crate::").skip(1).map(|path| path.replace("::", "/"));
-        // The module is the longest prefix of a path that has a file.
-        let module = |path: String| {
-            let is_it = |name: &&String| {
-                let rest = path.strip_prefix(name.as_str());
-                rest.is_some_and(|rest| {
-                    !rest.starts_with(|c: char| c == '_' || c.is_alphanumeric())
-                })
-            };
-            names.iter().filter(is_it).max_by_key(|name| name.len()).cloned()
-        };
-        all.insert(name.clone(), paths.filter_map(module).filter(|it| it != name).collect());
-    }
-    all
-}
-
-#[test]
-fn mux_modules_have_no_import_cycles() {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(1).expect("crates");
-    let source = source.join("mux/src");
-    let mut names = Vec::new();
-    let mut open = vec![source.clone()];
-    while let Some(folder) = open.pop() {
-        for path in fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("it").path()) {
-            match path.strip_prefix(&source).expect("inside").to_str().expect("a name") {
-                name if name.ends_with(".rs") => names.push(name.trim_end_matches(".rs").into()),
-                _ => open.push(path),
-            }
-        }
-    }
-    let mut left = imports(&source, &names);
-    assert!(
-        left["worker"].contains("core") && left["external"].contains("netdev/path"),
-        "{left:?}"
-    );
-    // Repeatedly removes modules that use no remaining one. The rest is a cycle, or uses one.
-    while let Some(name) = left.keys().find(|it| left[*it].iter().all(|it| !left.contains_key(it)))
-    {
-        left.remove(&name.clone());
-    }
-    assert!(left.is_empty(), "{left:#?}");
 }

@@ -1,6 +1,7 @@
 //! Tests that other tests may slow down, but not affect otherwise.
 
 mod addresses;
+mod architecture;
 mod behaviour;
 mod boundaries;
 mod changes;
