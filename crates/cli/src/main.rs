@@ -5,51 +5,29 @@
 
 #![forbid(unsafe_code)]
 
-mod access;
 mod args;
-mod capture;
-mod change;
-mod complete;
-mod cp;
+mod commands;
 mod daemon;
-mod events;
-mod exec;
-mod experiment;
-mod export;
 mod failure;
-mod fastpath;
-mod files;
-mod filter;
-mod follow;
-mod get;
-mod images;
-mod many;
-mod name;
-mod nodes;
+mod input;
+mod interrupt;
 mod output;
-mod pcap;
-mod restart;
-mod routes;
-mod selector;
-mod shape;
-mod show;
-mod stats;
 mod tip;
-mod top;
-mod wait;
-mod watch;
 
-use std::path::Path;
 use std::process::ExitCode;
 
-use pdp_api::DaemonName;
-use pdp_api::client::Client;
+use clap::CommandFactory;
 
 use args::{Args, CliCommand};
+use commands::{
+    access, capture, change, cp, events, exec, experiment, export, fastpath, fdb, get, images,
+    inspect, machine, restart, routes, stats, top, validate, wait, watch,
+};
+use daemon::complete;
 use failure::CliFailure;
 
 fn main() -> ExitCode {
-    complete::answer();
+    complete::answer(Args::command);
     let args = match Args::read() {
         Ok(args) => args,
         Err(error) => match tip::tip(&error) {
@@ -70,45 +48,20 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns a client for the daemon and the identity that the arguments select.
-fn client(args: &Args) -> Result<Client, CliFailure> {
-    let read = |path: &Path| {
-        std::fs::read(path)
-            .map_err(|error| CliFailure::Other(format!("{}: {error}", path.display())))
-    };
-    let client = match &args.server {
-        Some(server) => Client::over_tls(server, &read(&args.ca)?)?,
-        None => {
-            let named = || DaemonName::socket(args.daemon.as_ref());
-            Client::new(args.socket.clone().unwrap_or_else(named))
-        }
-    };
-    let token = match (&args.token_file, std::env::var("PDP_TOKEN")) {
-        (Some(path), _) => Some(String::from_utf8_lossy(&read(path)?).into_owned()),
-        (None, Ok(token)) => Some(token),
-        (None, Err(_)) => None,
-    };
-    let token = token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty());
-    Ok(match token {
-        Some(token) => client.with_token(token),
-        None => client,
-    })
-}
-
 async fn run(args: Args) -> Result<ExitCode, CliFailure> {
-    let client = client(&args)?;
+    let client = args.connection.client()?;
     match args.command {
-        CliCommand::Up(up) => change::up(&client, args.daemon.as_ref(), up).await,
+        CliCommand::Up(up) => change::up(&client, args.connection.daemon.as_ref(), up).await,
         CliCommand::Down(down) => change::down(&client, down).await,
         CliCommand::Apply(apply) => change::apply(&client, apply).await,
         CliCommand::Export(wanted) => export::export(&client, wanted).await,
         CliCommand::Delete(delete) => change::delete(&client, delete).await,
         CliCommand::Link(link) => change::link(&client, link).await,
-        CliCommand::Fdb(fdb) => show::fdb(&client, fdb).await,
+        CliCommand::Fdb(fdb) => fdb::fdb(&client, fdb).await,
         CliCommand::Restart(wanted) => restart::restart(&client, wanted).await,
         CliCommand::Scale(scale) => change::scale(&client, scale).await,
         CliCommand::Get(get) => get::get(&client, get).await,
-        CliCommand::Inspect(inspect) => show::inspect(&client, inspect).await,
+        CliCommand::Inspect(inspect) => inspect::inspect(&client, inspect).await,
         CliCommand::Wait(wait) => wait::wait(&client, wait).await,
         CliCommand::Exec(exec) => exec::exec(&client, exec).await,
         CliCommand::Cp(cp) => cp::cp(&client, cp).await,
@@ -121,13 +74,13 @@ async fn run(args: Args) -> Result<ExitCode, CliFailure> {
         CliCommand::Top(wanted) => top::top(&client, wanted).await,
         CliCommand::Fastpath(wanted) => fastpath::fastpath(&client, wanted).await,
         CliCommand::Routes(routes) => routes::routes(&client, routes).await,
-        CliCommand::Validate(validate) => files::validate(validate),
+        CliCommand::Validate(validate) => validate::validate(validate),
         CliCommand::Images(images) => images::images(&client, images).await,
         CliCommand::Token(token) => access::token(&client, token).await,
         CliCommand::Audit(audit) => access::audit(&client, audit).await,
-        CliCommand::Doctor(doctor) => show::doctor(&client, doctor).await,
+        CliCommand::Doctor(doctor) => machine::doctor(&client, doctor).await,
         CliCommand::Experiment(wanted) => experiment::run(wanted),
-        CliCommand::Version(version) => show::version(&client, version).await,
+        CliCommand::Version(version) => machine::version(&client, version).await,
         CliCommand::Completion { shell } => complete::script(shell),
     }
 }
