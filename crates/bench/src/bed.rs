@@ -15,7 +15,7 @@ use pdp_e2e::meter::Clock;
 use pdp_wire::outer;
 
 use crate::peers::pdp::{Design, ExternalDriver, Pdp};
-use crate::run::Reading;
+use crate::reading::Reading;
 use crate::site::{Prefix, stream};
 use crate::stream::{FrameStream, NUMBER_AT};
 

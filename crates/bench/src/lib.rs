@@ -26,6 +26,7 @@ pub mod netlink;
 pub mod paper;
 pub mod peers;
 pub mod plot;
+pub mod reading;
 pub mod report;
 pub mod run;
 pub mod sample;

@@ -11,8 +11,8 @@ use anyhow::{Result, ensure};
 use pdp_e2e::meter;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::experiments::BenchExperiment;
 use crate::machine::{self, MachineInfo};
+pub use crate::reading::Reading;
 use crate::sample::{CoreProximity, FigureSample, Results, SCHEMA};
 use crate::steal::{Ticks, least_disturbed};
 
@@ -49,43 +49,6 @@ pub fn interrupted() -> bool {
     INTERRUPTED.get().is_some_and(|flag| flag.load(Ordering::Relaxed))
 }
 
-/// A figure of one run; see [`FigureSample`].
-#[derive(Clone, Debug)]
-pub struct Reading {
-    what: &'static str,
-    unit: &'static str,
-    value: f64,
-    cycles: Option<f64>,
-    notes: String,
-}
-
-impl Reading {
-    /// Makes a figure with its unit.
-    pub fn new(what: &'static str, value: f64, unit: &'static str) -> Self {
-        Self { what, unit, value, cycles: None, notes: String::new() }
-    }
-
-    /// Kind of figure.
-    pub fn what(&self) -> &str {
-        self.what
-    }
-
-    /// The figure.
-    pub fn value(&self) -> f64 {
-        self.value
-    }
-
-    /// Adds CPU cycles per packet.
-    pub fn cycles(self, per_packet: f64) -> Self {
-        Self { cycles: Some(per_packet), ..self }
-    }
-
-    /// Adds further notes.
-    pub fn notes(self, notes: impl Into<String>) -> Self {
-        Self { notes: notes.into(), ..self }
-    }
-}
-
 /// Figures of one series at one parameter, for measurements with several of them.
 #[derive(Clone, Debug)]
 pub struct Point {
@@ -113,6 +76,43 @@ impl Meanwhile {
         let &Self { core_to_core_ns, core_speed, stolen } = self;
         let (state, stolen) = (CoreProximity::of(core_to_core_ns).word(), stolen * 100.0);
         format!("{state}, {core_to_core_ns:.0} ns, speed {core_speed:.1}, {stolen:.0}% stolen")
+    }
+}
+
+/// An experiment.
+#[derive(Clone, Copy, Debug)]
+pub struct BenchExperiment {
+    /// Name, and that of its results.
+    pub name: &'static str,
+    /// Description for people.
+    pub about: &'static str,
+    /// Usual duration on two cores, seconds. Progress and the distribution of time rely on it.
+    pub seconds: u32,
+    /// Part of PdP that it measures.
+    pub subject: Subject,
+    /// Runs it.
+    pub run: fn(&mut ExperimentRun) -> Result<()>,
+}
+
+/// Part of PdP that an experiment measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// Nothing: only the machine and peers.
+    Machine,
+    /// A part of it inside this program.
+    Library,
+    /// A node.
+    Pdp,
+}
+
+/// Duration of a quick run, as a fraction of the usual one.
+const QUICK_SHARE: f64 = 0.25;
+
+impl BenchExperiment {
+    /// Usual duration.
+    pub fn usual(&self, quick: bool) -> Duration {
+        let share = if quick { QUICK_SHARE } else { 1.0 };
+        Duration::from_secs(self.seconds.into()).mul_f64(share)
     }
 }
 
@@ -385,7 +385,6 @@ impl ExperimentRun {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiments::Subject;
 
     #[test]
     fn failed_samples_are_missing_and_the_run_continues() {

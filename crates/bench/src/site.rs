@@ -14,7 +14,7 @@ use pdp_e2e::meter::{self, Clock};
 use pdp_e2e::{TestMachine, TestNode};
 
 use crate::live::{DESTINATIONS_MAX, Load, LoadGenerator, StreamSink};
-use crate::run::Reading;
+use crate::reading::Reading;
 use crate::stream::FrameStream;
 
 /// MAC address of machine A.

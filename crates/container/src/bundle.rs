@@ -199,14 +199,14 @@ pub(crate) fn make(
             (path.clone(), true)
         }
         RootFilesystem::OciLayout { path, reference } => {
-            let user = dir.join(view::IMAGE);
+            let user = dir.join(image::LINK);
             let layout = (&**path, reference.as_deref());
             (image::unpack_for(&user, layout, images, (workplace, &spec.owner))?, true)
         }
         RootFilesystem::Image { owner, digest } => {
             let layout = image::layout(images, owner, digest);
             own = Some(ImageDefaults::read(&layout)?);
-            let (user, by) = (dir.join(view::IMAGE), (workplace, &*spec.owner));
+            let (user, by) = (dir.join(image::LINK), (workplace, &*spec.owner));
             (image::unpack_for(&user, (&layout, None), images, by)?, true)
         }
     };

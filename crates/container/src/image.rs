@@ -77,6 +77,10 @@ pub const MANIFEST: &str = "manifest.json";
 /// Suffix of the name of an incomplete image: not complete yet, or being removed.
 pub const PART: &str = ".part";
 
+/// In a bundle: a link to the unpacked image of the guest's root. The link keeps the image from
+/// being removed.
+pub(crate) const LINK: &str = "image";
+
 /// Directories that a guest needs as mount points. The image is already read-only when the guest
 /// mounts.
 const PLACES: [&str; 9] = ["dev", "etc", "proc", "root", "run", "sys", "tmp", "var/log", "var/tmp"];

@@ -9,9 +9,14 @@ use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
+
+/// File mode mask of processes that make a guest's files, inside or for it. pdpd's own mask is
+/// stricter.
+pub(crate) const GUEST_MASK: Mode = Mode::from_raw_mode(0o022);
 
 /// A process since the machine's last boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

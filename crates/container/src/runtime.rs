@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::fs::Mode;
 use rustix::process::Signal;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
@@ -21,7 +20,7 @@ use crate::error::{Error, ErrorContext, Result};
 use crate::image;
 use crate::init::{self, LastLines};
 use crate::log::LogFile;
-use crate::process::{Process, ProcessOutcome, end_within, leave_session_keyring};
+use crate::process::{GUEST_MASK, Process, ProcessOutcome, end_within, leave_session_keyring};
 use crate::safe_removal;
 use crate::shim::{DESCRIPTOR_FIRST, RUNC_WAIT, ShimOrder, ShimTask};
 use crate::spec::{GuestSpec, HelperSpec, Limits, RootFilesystem, RunAs, id_is_good};
@@ -75,10 +74,6 @@ pub struct RuntimePaths {
     /// Name of the cgroup above all others, e.g. `pdp`.
     pub cgroup: String,
 }
-
-/// File mode mask of processes that make a guest's files, inside or for it. pdpd's own mask is
-/// stricter.
-pub(crate) const GUEST_MASK: Mode = Mode::from_raw_mode(0o022);
 
 /// Makes guests and helpers. It has no state of its own. Several threads may use it for different
 /// guests.

@@ -30,6 +30,7 @@ use rustix::process::{Pid, WaitOptions};
 
 use crate::binds;
 use crate::error::{Error, ErrorContext, Result};
+use crate::image;
 use crate::spec::{UserRange, bundle};
 use crate::volumes;
 
@@ -38,10 +39,6 @@ pub(crate) const ROOT: &str = "root";
 
 /// In a bundle: files to show in the guest.
 pub(crate) const FILES: &str = "files";
-
-/// In a bundle: a link to the unpacked image of the guest's root. The link keeps the image from
-/// being removed.
-pub(crate) const IMAGE: &str = "image";
 
 /// In a bundle of a guest that may write everywhere: the mount points of its image and of the
 /// memory with its changes. The guest's root is the second over the first (overlay).
@@ -89,13 +86,14 @@ impl GuestMounts {
         let (root, files) = (bundle.join(ROOT), bundle.join(FILES));
         let base = users.base;
         let users = user_namespace(users).at("make a user namespace for", dir)?;
-        let shown = match (fs::read_link(bundle.join(IMAGE)), fs::read_link(bundle.join(ROOTFS))) {
-            (Ok(image), _) => {
-                detach(&image, Some(&users)).map_err(|error| no_ids(&image, error))?
-            }
-            (_, Ok(rootfs)) => detach(&rootfs, None).at("show", &rootfs)?,
-            _ => detach(&root, None).at("show", &root)?,
-        };
+        let shown =
+            match (fs::read_link(bundle.join(image::LINK)), fs::read_link(bundle.join(ROOTFS))) {
+                (Ok(image), _) => {
+                    detach(&image, Some(&users)).map_err(|error| no_ids(&image, error))?
+                }
+                (_, Ok(rootfs)) => detach(&rootfs, None).at("show", &rootfs)?,
+                _ => detach(&root, None).at("show", &root)?,
+            };
         let own = detach(&files, None).at("show", &files)?;
         let namespace = PathBuf::from(format!("/proc/self/fd/{}", users.as_raw_fd()));
         let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;

@@ -6,16 +6,9 @@ use anyhow::{Context, Result};
 use pdp_api::{NodeStats, PortStats};
 
 use crate::node::{DemoNode, InterfaceCounts, interface_counters};
-use crate::outside::ExternalMachine;
+use crate::outside::{ExternalMachine, OUTSIDE};
 use crate::paths;
 use crate::shell::run;
-
-/// External machine at each port of each vnet's `r1`.
-pub const OUTSIDE: [(&str, &[(&str, &str)]); 3] = [
-    ("red", &[("eth0", "red-x"), ("eth1", "red-y")]),
-    ("blue", &[("eth0", "blue-x"), ("eth1", "blue-y")]),
-    ("green", &[("eth0", "g0"), ("eth1", "g1"), ("eth2", "g2"), ("eth3", "g3"), ("eth4", "g4")]),
-];
 
 /// Sums over a node's ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

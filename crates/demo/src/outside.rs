@@ -8,10 +8,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
 
-use crate::counters::OUTSIDE;
 use crate::paths;
 use crate::shell::{POLL_PAUSE, background, command, run, script, wait};
 use crate::table::AnnouncementTable;
+
+/// External machine at each port of each vnet's `r1`.
+pub const OUTSIDE: [(&str, &[(&str, &str)]); 3] = [
+    ("red", &[("eth0", "red-x"), ("eth1", "red-y")]),
+    ("blue", &[("eth0", "blue-x"), ("eth1", "blue-y")]),
+    ("green", &[("eth0", "g0"), ("eth1", "g1"), ("eth2", "g2"), ("eth3", "g3"), ("eth4", "g4")]),
+];
 
 /// Arguments that turn off frames larger than the
 /// wire's, and checksums left to a nonexistent device.

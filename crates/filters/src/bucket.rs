@@ -1,6 +1,8 @@
 //! The hash table that all filter tables share: buckets of a cache line, each with several chains.
 
-use crate::filters::NONE;
+/// Slot number that stands for no filter, such as the result of
+/// [`Filters::find`](crate::Filters::find) for a key that none matches.
+pub const NONE: u32 = u32::MAX;
 
 /// Chains per bucket.
 const CHAINS: usize = 12;

@@ -3,12 +3,9 @@
 use std::fmt;
 
 use crate::bits::NumberSet;
-use crate::bucket::{ChainPosition, HashBuckets, HomeBucket};
+use crate::bucket::{ChainPosition, HashBuckets, HomeBucket, NONE};
 use crate::cam::{CAM_MAX, Cam};
 use crate::table::{CHAIN_MAX, FilterTable, LEVELS, relaxed};
-
-/// Result of [`Filters::find`] for a key that no filter matches.
-pub const NONE: u32 = u32::MAX;
 
 /// Maximum number of keys in a batch.
 pub const BATCH: usize = 64;

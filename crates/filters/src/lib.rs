@@ -72,6 +72,7 @@ mod cam;
 mod filters;
 mod table;
 
+pub use bucket::NONE;
 pub use cam::CAM_MAX as NURSERY_MAX;
-pub use filters::{BATCH, Filter, FilterRefusal, Filters, NONE, SLOTS_MAX, STEPS_MAX, TABLES_MAX};
+pub use filters::{BATCH, Filter, FilterRefusal, Filters, SLOTS_MAX, STEPS_MAX, TABLES_MAX};
 pub use table::CHAIN_MAX;

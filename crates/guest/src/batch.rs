@@ -3,7 +3,7 @@
 use pdp_memif::{Buf, MemifClient};
 use pdp_wire::tag::{GuestDrop, PuntClass, Tag, TagVerdict, VPORTS_MAX};
 
-use crate::runtime::RuntimeCounters;
+use crate::counters::RuntimeCounters;
 
 /// A frame that has been received and not completed.
 #[derive(Debug)]

@@ -12,12 +12,13 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod counters;
 pub mod router;
 mod runtime;
 
 pub use batch::{Batch, KeptFrame, Outbox};
+pub use counters::RuntimeCounters;
 pub use pdp_wire::tag::{GuestDrop, PuntClass, VPORTS_MAX};
 pub use runtime::{
-    Error, ForwardingProgram, GuestOptions, NextPoll, ProgramRuntime, RuntimeCounters, environment,
-    run,
+    Error, ForwardingProgram, GuestOptions, NextPoll, ProgramRuntime, environment, run,
 };

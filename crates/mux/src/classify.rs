@@ -228,8 +228,8 @@ impl TunnelTable {
     /// Returns the tunnel of a frame with these outer headers and `payload` behind them.
     #[inline]
     fn find(&self, outer: &Outer, payload: &[u8]) -> Result<&TunnelEntry, OuterReason> {
-        let found = |key| self.tunnels.get(&TunnelKey::of(outer, key));
-        let unknown = |key| match self.keys.contains(&TunnelKey::of(outer, key).without_remote()) {
+        let found = |key| self.tunnels.get(&outer.key(key));
+        let unknown = |key| match self.keys.contains(&outer.key(key).without_remote()) {
             true => OuterReason::UnknownPeer,
             false => OuterReason::UnknownTunnel,
         };

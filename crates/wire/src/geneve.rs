@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::tunnel::{self, Encapsulation, Fix, Take, TunnelHeader, TunnelKey, TunnelKind};
+use crate::tunnel_kind::{self, Fix, Take, TunnelHeader, TunnelKey, TunnelKind};
 use crate::{gre, udp, vxlan};
 
 /// Properties of the kind.
@@ -40,7 +40,15 @@ pub struct GeneveTunnel {
     pub vni: u32,
 }
 
-impl tunnel::Tunnel for GeneveTunnel {
+impl GeneveTunnel {
+    /// Returns the tunnel as seen from its other end.
+    pub(crate) fn reversed(&self) -> Self {
+        let (local, remote) = (self.remote, self.local);
+        Self { local, remote, ..*self }
+    }
+}
+
+impl tunnel_kind::Tunnel for GeneveTunnel {
     fn kind(&self) -> &'static TunnelKind {
         &KIND
     }
@@ -64,11 +72,6 @@ impl tunnel::Tunnel for GeneveTunnel {
     fn header(&self) -> TunnelHeader {
         let bytes = [udp::ports(udp::SPREAD_FIRST, self.port), emit(self.vni)].concat();
         TunnelHeader { protocol: udp::PROTOCOL, bytes, fix: Fix::Udp { spread: true } }
-    }
-
-    fn reversed(&self) -> Encapsulation {
-        let (local, remote) = (self.remote, self.local);
-        Encapsulation::Geneve(Self { local, remote, ..*self })
     }
 
     fn key_text(&self) -> String {

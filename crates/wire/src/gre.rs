@@ -8,8 +8,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::outer::NotATunnel;
-use crate::tunnel::{self, Encapsulation, Fix, Take, TunnelKey, TunnelKind};
+use crate::tunnel_kind::{self, Fix, NotATunnel, Take, TunnelKey, TunnelKind};
 
 /// Properties of the kind. A tunnel without a key is not in the range.
 pub const KIND: TunnelKind = TunnelKind { name: "gre", key: "key", keys: 0..=u32::MAX, port: None };
@@ -46,7 +45,15 @@ pub struct GreTunnel {
     pub sequence: bool,
 }
 
-impl tunnel::Tunnel for GreTunnel {
+impl GreTunnel {
+    /// Returns the tunnel as seen from its other end.
+    pub(crate) fn reversed(&self) -> Self {
+        let (local, remote) = (self.remote, self.local);
+        Self { local, remote, ..*self }
+    }
+}
+
+impl tunnel_kind::Tunnel for GreTunnel {
     fn kind(&self) -> &'static TunnelKind {
         &KIND
     }
@@ -67,7 +74,7 @@ impl tunnel::Tunnel for GreTunnel {
         Take::Gre { local: self.local }
     }
 
-    fn header(&self) -> tunnel::TunnelHeader {
+    fn header(&self) -> tunnel_kind::TunnelHeader {
         let key = self.key.map(u32::to_be_bytes);
         let parts: [(bool, u16, [u8; 4]); 3] = [
             (self.checksum, CHECKSUM, [0; 4]),
@@ -78,12 +85,7 @@ impl tunnel::Tunnel for GreTunnel {
         let flags = parts.clone().fold(0, |flags, (_, flag, _)| flags | flag);
         let mut bytes = [flags.to_be_bytes(), ETHERNET.to_be_bytes()].concat();
         parts.for_each(|(_, _, part)| bytes.extend(part));
-        tunnel::TunnelHeader { protocol: PROTOCOL, bytes, fix: Fix::Gre }
-    }
-
-    fn reversed(&self) -> Encapsulation {
-        let (local, remote) = (self.remote, self.local);
-        Encapsulation::Gre(Self { local, remote, ..*self })
+        tunnel_kind::TunnelHeader { protocol: PROTOCOL, bytes, fix: Fix::Gre }
     }
 
     fn key_text(&self) -> String {
@@ -139,7 +141,7 @@ pub(crate) fn places(header: &[u8]) -> (Option<usize>, Option<usize>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tunnel::Tunnel as _;
+    use crate::tunnel_kind::Tunnel as _;
     use proptest::prelude::*;
 
     fn tunnel(key: Option<u32>, checksum: bool, sequence: bool) -> GreTunnel {

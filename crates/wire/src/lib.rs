@@ -46,6 +46,7 @@ pub mod outer;
 pub mod pcap;
 pub mod tag;
 pub mod tunnel;
+pub mod tunnel_kind;
 pub mod udp;
 pub mod vlan;
 pub mod vxlan;

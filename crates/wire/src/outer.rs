@@ -16,7 +16,9 @@ use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 
-use crate::tunnel::{Encapsulation, Fix, Take};
+use crate::tunnel::Encapsulation;
+pub use crate::tunnel_kind::NotATunnel;
+use crate::tunnel_kind::{Fix, Take, TunnelKey};
 use crate::{checksum, ecn, ether, flow, gre, ipv4, ipv6, udp, vlan};
 
 /// Time to live, or hop limit, of sent packets.
@@ -55,21 +57,6 @@ pub enum OuterPayload {
     },
     /// An Ethernet frame in GRE.
     Gre(gre::GreHeader),
-}
-
-/// Reason why a frame has no outer headers of a tunnel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotATunnel {
-    /// Not IPv4 or IPv6, or no protocol that tunnels use.
-    Other,
-    /// Lengths or versions that contradict each other or the frame.
-    Malformed,
-    /// The IPv4 header's checksum is wrong.
-    HeaderChecksum,
-    /// The frame is a fragment, but tunnels set Don't Fragment.
-    Fragment,
-    /// GRE of another version, or with routing.
-    GreHeader,
 }
 
 /// Reads the headers of `frame`. Never panics.
@@ -140,6 +127,12 @@ impl Outer {
             }
             OuterPayload::Gre(_) => Take::Gre { local: self.local },
         }
+    }
+
+    /// Returns the key of the tunnel that has this value between the outer addresses.
+    #[inline]
+    pub fn key(&self, value: u64) -> TunnelKey {
+        TunnelKey::new(Some((self.local, self.remote)), value)
     }
 
     /// Returns the range of the payload behind the header in the frame.

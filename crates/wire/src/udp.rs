@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::checksum::Sum;
-use crate::tunnel::{self, Encapsulation, Fix, Take, TunnelKey, TunnelKind};
+use crate::tunnel_kind::{self, Fix, Take, TunnelKey, TunnelKind};
 
 /// Properties of the kind; keys are local ports.
 pub const KIND: TunnelKind =
@@ -24,7 +24,15 @@ pub struct UdpTunnel {
     pub remote_port: u16,
 }
 
-impl tunnel::Tunnel for UdpTunnel {
+impl UdpTunnel {
+    /// Returns the tunnel as seen from its other end.
+    pub(crate) fn reversed(&self) -> Self {
+        let Self { local, remote, local_port, remote_port } = *self;
+        Self { local: remote, remote: local, local_port: remote_port, remote_port: local_port }
+    }
+}
+
+impl tunnel_kind::Tunnel for UdpTunnel {
     fn kind(&self) -> &'static TunnelKind {
         &KIND
     }
@@ -45,19 +53,9 @@ impl tunnel::Tunnel for UdpTunnel {
         Take::Udp { local: self.local, port: self.local_port }
     }
 
-    fn header(&self) -> tunnel::TunnelHeader {
+    fn header(&self) -> tunnel_kind::TunnelHeader {
         let bytes = ports(self.local_port, self.remote_port).to_vec();
-        tunnel::TunnelHeader { protocol: PROTOCOL, bytes, fix: Fix::Udp { spread: false } }
-    }
-
-    fn reversed(&self) -> Encapsulation {
-        let Self { local, remote, local_port, remote_port } = *self;
-        Encapsulation::Udp(Self {
-            local: remote,
-            remote: local,
-            local_port: remote_port,
-            remote_port: local_port,
-        })
+        tunnel_kind::TunnelHeader { protocol: PROTOCOL, bytes, fix: Fix::Udp { spread: false } }
     }
 
     fn key_text(&self) -> String {

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::ether;
-use crate::tunnel::{self, Encapsulation, Fix, Take, TunnelHeader, TunnelKey, TunnelKind};
+use crate::tunnel_kind::{self, Fix, Take, TunnelHeader, TunnelKey, TunnelKind};
 
 /// Properties of the kind. Identifier 4095 is reserved.
 pub const KIND: TunnelKind = TunnelKind { name: "vlan", key: "id", keys: 1..=4094, port: None };
@@ -27,7 +27,14 @@ pub struct VlanTunnel {
     pub id: u16,
 }
 
-impl tunnel::Tunnel for VlanTunnel {
+impl VlanTunnel {
+    /// Returns the tunnel as seen from its other end.
+    pub(crate) fn reversed(&self) -> Self {
+        self.clone()
+    }
+}
+
+impl tunnel_kind::Tunnel for VlanTunnel {
     fn kind(&self) -> &'static TunnelKind {
         &KIND
     }
@@ -51,10 +58,6 @@ impl tunnel::Tunnel for VlanTunnel {
     fn header(&self) -> TunnelHeader {
         let bytes = [ether::kind::VLAN.to_be_bytes(), self.id.to_be_bytes()].concat();
         TunnelHeader { protocol: 0, bytes, fix: Fix::Tag }
-    }
-
-    fn reversed(&self) -> Encapsulation {
-        Encapsulation::Vlan(self.clone())
     }
 
     fn key_text(&self) -> String {
@@ -91,6 +94,7 @@ pub fn strip(frame: &mut [u8]) {
 mod tests {
     use super::*;
     use crate::outer::HeaderTemplate;
+    use crate::tunnel::Encapsulation;
     use proptest::prelude::*;
 
     #[test]

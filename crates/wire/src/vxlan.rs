@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::tunnel::{self, Encapsulation, Fix, Take, TunnelHeader, TunnelKey, TunnelKind};
+use crate::tunnel_kind::{self, Fix, Take, TunnelHeader, TunnelKey, TunnelKind};
 use crate::udp;
 
 /// Properties of the kind.
@@ -27,7 +27,15 @@ pub struct VxlanTunnel {
     pub vni: u32,
 }
 
-impl tunnel::Tunnel for VxlanTunnel {
+impl VxlanTunnel {
+    /// Returns the tunnel as seen from its other end.
+    pub(crate) fn reversed(&self) -> Self {
+        let (local, remote) = (self.remote, self.local);
+        Self { local, remote, ..*self }
+    }
+}
+
+impl tunnel_kind::Tunnel for VxlanTunnel {
     fn kind(&self) -> &'static TunnelKind {
         &KIND
     }
@@ -51,11 +59,6 @@ impl tunnel::Tunnel for VxlanTunnel {
     fn header(&self) -> TunnelHeader {
         let bytes = [udp::ports(udp::SPREAD_FIRST, self.port), emit(self.vni)].concat();
         TunnelHeader { protocol: udp::PROTOCOL, bytes, fix: Fix::Udp { spread: true } }
-    }
-
-    fn reversed(&self) -> Encapsulation {
-        let (local, remote) = (self.remote, self.local);
-        Encapsulation::Vxlan(Self { local, remote, ..*self })
     }
 
     fn key_text(&self) -> String {

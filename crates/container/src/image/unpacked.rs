@@ -18,7 +18,6 @@ use super::{PART, STORE, failed, manifest};
 use crate::error::{ErrorContext, Result};
 use crate::safe_removal;
 use crate::spec::bundle;
-use crate::view;
 use crate::work::{WorkOrder, Workplace};
 
 /// Largest number of images that [`begin`] unpacks for one owner at a time.
@@ -152,7 +151,7 @@ pub(crate) fn collect(images: &Path, guests: impl Fn() -> Result<Vec<PathBuf>>) 
         return Ok(());
     }
     let used = || -> Result<BTreeSet<PathBuf>> {
-        let used = |dir: &PathBuf| fs::read_link(bundle(dir).join(view::IMAGE)).ok();
+        let used = |dir: &PathBuf| fs::read_link(bundle(dir).join(super::LINK)).ok();
         Ok(guests()?.iter().filter_map(used).collect())
     };
     let before = used()?;
