@@ -26,8 +26,17 @@ mod socket;
 
 pub use create::{bind_socket, create_socket, poll_busily};
 pub use packet_socket::{PacketSocket, SendOutcome, Unread, WAITING_BYTES};
-pub use pool::{HEADROOM_BYTES, PACKET_BYTES, POOL_PACKETS_MAX, PacketBuffer, Pool, prefetch};
+pub use pool::{PacketBuffer, Pool, prefetch};
 pub use socket::XdpSocket;
+
+/// Bytes of a packet, headroom included.
+pub const PACKET_BYTES: usize = 2048;
+
+/// Bytes before a packet's contents when it comes from a socket or from [`PacketBuffer::reset`].
+pub const HEADROOM_BYTES: usize = 256;
+
+/// Packets of a pool (1 GiB).
+pub const POOL_PACKETS_MAX: usize = 1 << 19;
 
 /// Entries of each of a socket's rings.
 pub const RING_ENTRIES: u32 = 2048;

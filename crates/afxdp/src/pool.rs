@@ -8,19 +8,10 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
-use crate::Error;
-
-/// Bytes of a packet, headroom included.
-pub const PACKET_BYTES: usize = 2048;
-
-/// Bytes before a packet's contents when it comes from a socket or from [`PacketBuffer::reset`].
-pub const HEADROOM_BYTES: usize = 256;
+use crate::{Error, HEADROOM_BYTES, PACKET_BYTES, POOL_PACKETS_MAX};
 
 /// Bytes of the link, IP and transport headers without options.
 const HEADERS_BYTES: usize = 54;
-
-/// Packets of a pool (1 GiB).
-pub const POOL_PACKETS_MAX: usize = 1 << 19;
 
 /// Bytes of the largest pool. Each pool begins at a multiple
 /// of it, so that a packet's address determines its number.

@@ -2,9 +2,10 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use crate::pool::{HEADROOM_BYTES, PACKET_BYTES, PacketBuffer, Pool, Region};
+use crate::pool::{PacketBuffer, Pool, Region};
 use crate::ring::XdpRing;
 use crate::{Error, RING_ENTRIES};
+use crate::{HEADROOM_BYTES, PACKET_BYTES};
 
 /// System calls in one [`XdpSocket::flush`]: enough for a full ring at 32 frames per call.
 const KICKS_MAX: u32 = RING_ENTRIES / 32;

@@ -35,7 +35,6 @@
 mod address;
 mod node;
 mod pool;
-mod root;
 mod table;
 mod walk;
 

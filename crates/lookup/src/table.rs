@@ -1,11 +1,13 @@
 //! The table: look-up, insertion and removal.
 
+mod root;
+
 use std::hint::{black_box, select_unpredictable};
 
 use crate::AddressBits;
 use crate::node::{NODE, NOTHING, SLOTS, TrieNodes};
 use crate::pool::BlockPool;
-use crate::root::{RootTable, UPPER_BITS};
+use root::{RootTable, UPPER_BITS};
 
 /// Prefixes at which a table gets its root.
 pub const ROOT_FROM: usize = 256;

@@ -5,7 +5,7 @@ use std::fmt;
 use miette::{GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource};
 use serde::{Deserialize, Serialize};
 
-use crate::parse::SourceFile;
+use crate::source::SourceFile;
 
 /// One error.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]

@@ -20,9 +20,12 @@ pub mod frames;
 pub mod limits;
 mod link;
 mod management;
+mod nearest;
 mod object;
 mod only;
 mod parse;
+mod path;
+mod process;
 pub mod reference;
 pub mod registry;
 pub mod remains;
@@ -30,6 +33,7 @@ mod route;
 pub mod schema;
 mod shape;
 pub mod shared;
+mod source;
 pub mod sysctl;
 mod tree;
 mod tunnel;
@@ -43,8 +47,8 @@ pub use check::{
     check_images, remarks, tenant_of,
 };
 pub use command::{
-    ExecCommand, ExecTask, NameList, NodeCommand, NodeTask, ReadinessCheck, RestartPolicy, Task,
-    bad_workdir,
+    Command, ExecCommand, ExecTask, NameList, NodeCommand, ReadinessCheck, RestartPolicy,
+    RestartScope, Task, bad_workdir,
 };
 pub use count::count;
 pub use diagnostic::{Diagnostic, render};
@@ -54,8 +58,10 @@ pub use link::{
 };
 pub use management::{Management, ManagementGrant};
 pub use object::*;
-pub use parse::{Document, SourceFile, parse};
+pub use parse::{Document, parse};
+pub use process::NodeTask;
 pub use route::{MultipathHop, NextHop, RouteKind, RouteScope, StaticRoute, Via, WeightedHop};
+pub use source::SourceFile;
 pub use tunnel::{External, Geneve, Grant, Gre, Udp, Vlan, Vxlan};
 pub use usage::{RUN_BYTES, Usage};
 pub use volume::{Volume, VolumeParts};

@@ -13,7 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::bind::Bind;
-use crate::command::{ExecCommand, NodeCommand};
+use crate::command::{Command, ExecCommand, NodeCommand, RestartScope};
 use crate::limits::*;
 use crate::link::Link;
 use crate::management::{Management, ManagementGrant};
@@ -779,37 +779,6 @@ fn file_mode() -> String {
 
 fn file_owner() -> String {
     "root:root".into()
-}
-
-/// A command: a list of words, or a text that is split like in a shell, without expansions.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(untagged)]
-pub enum Command {
-    /// List of words.
-    Words(Vec<String>),
-    /// Text to split into words.
-    Line(String),
-}
-
-impl Command {
-    /// Returns the words; empty if quotes are unbalanced, which [`crate::check`] rejects.
-    pub fn words(&self) -> Vec<String> {
-        match self {
-            Self::Words(words) => words.clone(),
-            Self::Line(line) => shlex::split(line).unwrap_or_default(),
-        }
-    }
-}
-
-/// Commands to restart when one ends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum RestartScope {
-    /// Only that one.
-    #[default]
-    Each,
-    /// That one and all after it.
-    Following,
 }
 
 /// Limits for a host or control guest.

@@ -5,42 +5,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
-
 use crate::diagnostic::Diagnostic;
 use crate::expand::{self, Expanded};
 use crate::frames;
 use crate::limits::{DIAGNOSTICS_MAX, FILE_BYTES_MAX, PCAP_BYTES_MAX};
+use crate::nearest::nearest;
 use crate::object::{DataPlane, Object};
 use crate::schema;
-use crate::shape::{self, SchemaFault, join_alternatives, nearest};
-use crate::tree::{self, JsonPointer, TextPosition, Tree, YamlValue};
+use crate::shape::{self, join_alternatives};
+use crate::source::SourceFile;
+use crate::tree::{self, JsonPointer, SchemaFault, TextPosition, Tree, YamlValue};
 use crate::units::Base64;
-
-/// A spec file and the files that it names.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct SourceFile {
-    /// File name, for diagnostics.
-    pub name: String,
-    /// Content of the file.
-    pub text: String,
-    /// Files named by `from:` and by a generator's `frames:`, by their path as
-    /// written: the text, frames in base64, or the error from reading them.
-    #[serde(default)]
-    #[schema(value_type = BTreeMap<String, Attachment>)]
-    pub attachments: BTreeMap<String, Result<String, String>>,
-}
-
-/// Serialized form of an attachment.
-#[derive(utoipa::ToSchema)]
-#[expect(dead_code, reason = "a Result is written like this")]
-enum Attachment {
-    /// Content of the file.
-    Ok(String),
-    /// Error from reading the file.
-    Err(String),
-}
 
 impl SourceFile {
     /// Makes a spec file and reads the files that it names with `read`. `read` gets the path

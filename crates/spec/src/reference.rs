@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 use schemars::JsonSchema;
 use serde_json::Value;
 
+use crate::command::Command;
 use crate::link::LinkEgress;
-use crate::object::Command;
 use crate::schema;
 
 /// Text before the tables.

@@ -10,7 +10,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::check::PlacedVnet;
 use crate::usage::Usage;
 
 /// One part of a virtual network: a node, or its links under the empty name.
@@ -56,7 +55,7 @@ impl VnetPart {
         *self == Self::default()
     }
 
-    fn raise(&mut self, other: Self) {
+    pub(crate) fn raise(&mut self, other: Self) {
         self.usage = self.usage.combine(other.usage, u64::max);
         self.rate_bps = self.rate_bps.max(other.rate_bps);
         self.images.extend(other.images);
@@ -64,23 +63,6 @@ impl VnetPart {
 }
 
 impl VnetRemains {
-    /// Notes the resources of a virtual network `before` a change that it no longer has `after` it.
-    pub fn note(&mut self, before: &PlacedVnet, after: Option<&PlacedVnet>, now_s: u64) {
-        let is_gone = after.is_none();
-        let after = after.map(PlacedVnet::parts).unwrap_or_default();
-        for (name, part) in before.parts() {
-            let beyond = part.beyond(after.get(&name).unwrap_or(&VnetPart::default()));
-            // A deleted network counts as a network. Earlier remains may exist besides.
-            let is_less = !beyond.is_nothing() || (is_gone && name.is_empty());
-            if is_less || self.parts.contains_key(&name) {
-                if self.parts.is_empty() {
-                    self.since_s = now_s;
-                }
-                self.parts.entry(name).or_default().raise(part);
-            }
-        }
-    }
-
     /// Returns what counts in addition to the desired parts.
     pub fn beyond<'a>(&'a self, desired: &'a VnetParts) -> impl Iterator<Item = VnetPart> + 'a {
         let none = VnetPart::default();

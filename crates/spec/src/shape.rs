@@ -10,16 +10,9 @@ use std::collections::BTreeSet;
 use serde_json::Value as Json;
 
 use crate::expand::has_placeholder;
-use crate::tree::{JsonPointer, Tree, YamlValue};
+use crate::nearest::nearest;
+use crate::tree::{JsonPointer, SchemaFault, Tree, YamlValue};
 use crate::units::check_format;
-
-/// An error at a position.
-pub(crate) struct SchemaFault {
-    pub position: (u32, u32),
-    pub path: JsonPointer,
-    pub message: String,
-    pub hint: String,
-}
 
 /// Returns all errors of `tree` by `schema`.
 pub(crate) fn faults(schema: &Json, tree: &Tree) -> Vec<SchemaFault> {
@@ -65,13 +58,6 @@ const PLACEHOLDER_HINT: &str = "placeholders need a range in the name: write \"r
 
 /// End of the message about a missing key.
 const MISSING: &str = " is missing";
-
-/// Returns the entry of `known` that is most similar to `word`, if one is similar.
-pub(crate) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let distance = |k: &&str| strsim::damerau_levenshtein(&word.to_lowercase(), &k.to_lowercase());
-    let best = known.min_by_key(distance)?;
-    (distance(&best) <= 1 + word.chars().count() / 4).then_some(best)
-}
 
 /// Returns this project's name for a node kind of other tools.
 fn elsewhere(kind: &str) -> Option<&'static str> {

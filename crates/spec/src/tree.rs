@@ -320,3 +320,11 @@ impl<'de> Visitor<'de> for YamlVisitor {
         Ok(YamlValue::Map(map))
     }
 }
+
+/// An error at a position.
+pub(crate) struct SchemaFault {
+    pub position: (u32, u32),
+    pub path: JsonPointer,
+    pub message: String,
+    pub hint: String,
+}

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use super::vnet::{BAD_PATH, NodeCheck, good_path, is_below};
+use super::node::NodeCheck;
 use crate::limits::{BIND_BYTES_MAX, BINDS_MAX};
 use crate::object::Node;
+use crate::path::{BAD_PATH, good_path, is_below};
 
 /// Places that can't be bind targets.
 pub(super) const NOT_THERE: [&str; 4] = ["/dev", "/proc", "/sys", "/run/pdp"];

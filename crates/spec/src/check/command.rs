@@ -1,10 +1,10 @@
 //! Checks if a node's commands can run, and their order.
 
-use super::vnet::NodeCheck;
-use crate::command::{ExecCommand, ReadinessCheck, RestartPolicy, Task, bad_workdir};
+use super::node::NodeCheck;
+use crate::command::{Command, ExecCommand, ReadinessCheck, RestartPolicy, Task, bad_workdir};
 use crate::limits::{CHECK_NS_MAX, CHECK_NS_MIN, COMMANDS_MAX, NAME_CHARS_MAX, WORDS_MAX};
-use crate::object::{Command, Node};
-use crate::shape::nearest;
+use crate::nearest::nearest;
+use crate::object::Node;
 use crate::units::Span;
 
 impl NodeCheck<'_, '_, '_> {

@@ -1,8 +1,9 @@
 //! Checks of a node's interfaces: their names, addresses and gateways.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
-use super::vnet::{NodeCheck, is_link_local};
+use super::node::NodeCheck;
 use crate::limits::{ADDRESSES_MAX, INTERFACE_CHARS_MAX, PORTS_MAX};
 use crate::object::{Interface, Node};
 use crate::units::{Address, Mac};
@@ -102,4 +103,9 @@ fn default_mac(vnet: &str, node: &str, interface: &str) -> Mac {
     });
     let [_, _, _, a, b, c, d, e] = (hash ^ (hash >> 40)).to_be_bytes();
     Mac([0x02, a, b, c, d, e])
+}
+
+/// True for fe80::/10. Nodes have more of these addresses than their specs name.
+pub(super) fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }

@@ -1,44 +1,14 @@
 //! Checks of nodes' access to the machine's network: port conflicts, and tenants' grants.
 
+use super::published::{Published, published};
 use super::{DesiredState, Reporter};
 use crate::limits::TENANT_ENTRIES_MAX;
 use crate::management::ManagementGrant;
 use crate::object::{Node, VirtualNetwork};
-use crate::units::PublishedPort;
 use pdp_proto::management::{INTERFACE, PORTS_MAX};
 
 /// Lowest port of tenants; only root may listen at lower ones.
 const TENANT_PORT_MIN: u32 = 1024;
-
-/// A port that a node publishes.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Published {
-    node: String,
-    index: usize,
-    port: PublishedPort,
-}
-
-/// Returns all ports that a virtual network publishes.
-pub(super) fn published(vnet: &VirtualNetwork) -> Vec<Published> {
-    let of_node = |(name, node): (&String, &Node)| {
-        let ports = node.management.iter().flat_map(|management| &management.ports).enumerate();
-        let published = |(index, port): (usize, &PublishedPort)| Published {
-            node: name.clone(),
-            index,
-            port: *port,
-        };
-        ports.map(published).collect::<Vec<_>>()
-    };
-    vnet.spec.nodes.iter().flat_map(of_node).collect()
-}
-
-impl Published {
-    fn fault(&self, vnet: &str, message: String, hint: &str, reporter: &mut Reporter) {
-        let index = self.index.to_string();
-        let path = ["spec", "nodes", &self.node, "management", "ports", &index];
-        reporter.vnet(vnet, &path, message, hint);
-    }
-}
 
 /// Checks a node by itself.
 pub(super) fn node(vnet: &str, name: &str, node: &Node, reporter: &mut Reporter) {

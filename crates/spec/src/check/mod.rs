@@ -11,15 +11,18 @@
 mod binds;
 mod capacity;
 mod command;
+mod external_use;
 mod family;
 mod image;
 mod impairments;
 mod interfaces;
 mod label;
 mod management;
+mod node;
 mod outside;
 mod placed;
 mod power;
+mod published;
 mod remarks;
 mod routes;
 mod substrate;
@@ -43,7 +46,6 @@ pub use image::check_images;
 pub use placed::{PlacedVnet, PowerShares, Vnets};
 pub use remarks::remarks;
 pub use tenant::tenant_of;
-pub(crate) use vnet::{BAD_PATH, good_path};
 
 /// The existing state.
 #[derive(Clone, Debug, Default)]

@@ -5,40 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pdp_wire::tunnel::{Take, Tunnel, TunnelKey, TunnelKind};
 
+use super::external_use::{ExternalUse, external_use, externals, guarantee_bps, ports};
 use super::{DesiredState, Existing, Reporter};
 use crate::limits::{MTU_DEFAULT, MTU_MAX, MTU_MIN};
-use crate::link::Link;
+use crate::nearest::nearest;
 use crate::object::{ExternalForm, VirtualNetwork};
-use crate::shape::nearest;
 use crate::tunnel::External;
-use crate::units::{BitRate, Endpoint};
-
-/// Use of an external interface by a virtual network.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct ExternalUse {
-    /// Sum of its links' guarantees, bits per second.
-    guarantee_bps: u64,
-    /// Largest packet, including tunnel headers, bytes.
-    packet_bytes: u32,
-}
-
-/// Returns a virtual network's use of each external interface at its links.
-pub(super) fn of(vnet: &VirtualNetwork) -> BTreeMap<String, ExternalUse> {
-    let mut all: BTreeMap<String, ExternalUse> = BTreeMap::new();
-    for link in &vnet.spec.links {
-        let nodes = &vnet.spec.nodes;
-        let mtu = ports(link).filter_map(|(node, name)| nodes.get(node)?.interfaces.get(name)?.mtu);
-        let mtu = mtu.max();
-        for (end, external) in externals(vnet, link) {
-            let outside = all.entry(external.interface.clone()).or_default();
-            let guarantee_bps = guarantee_bps(link, end);
-            outside.guarantee_bps = outside.guarantee_bps.saturating_add(guarantee_bps);
-            let packet = mtu.map_or(0, |mtu| mtu + external.encapsulation().overhead());
-            outside.packet_bytes = outside.packet_bytes.max(packet);
-        }
-    }
-    all
-}
+use crate::units::BitRate;
 
 pub(super) fn check(desired: &mut DesiredState<'_>, existing: &Existing, reporter: &mut Reporter) {
     tunnels(desired, reporter);
@@ -185,25 +158,6 @@ fn interface_known(
     reporter.vnet(vnet, &["spec", "externals", name, "interface"], message, hint);
 }
 
-/// Returns the externals at a link, each with its end.
-fn externals<'a>(
-    vnet: &'a VirtualNetwork,
-    link: &'a Link,
-) -> impl Iterator<Item = (&'a Endpoint, &'a External)> {
-    link.endpoints.iter().filter_map(|end| match end {
-        Endpoint::Port { .. } => None,
-        Endpoint::External(name) => Some((end, vnet.spec.externals.get(name)?)),
-    })
-}
-
-/// Returns the nodes' interfaces at a link.
-fn ports(link: &Link) -> impl Iterator<Item = (&String, &String)> {
-    link.endpoints.iter().filter_map(|end| match end {
-        Endpoint::Port { node, interface } => Some((node, interface)),
-        Endpoint::External(_) => None,
-    })
-}
-
 /// Checks MTUs against the underlay's, and fills in defaults.
 fn mtus(
     name: &str,
@@ -260,21 +214,6 @@ fn mtus(
     }
 }
 
-/// Returns the guarantee of a link to the outside at an end, bits per second. If the
-/// link joins a node's interface to the external, that interface's settings apply.
-fn guarantee_bps(link: &Link, external: &Endpoint) -> u64 {
-    let by = match link.has_egress(external) {
-        true => Some(external),
-        false => link.endpoints.iter().find(|end| *end != external),
-    };
-    let Some(at) = by.and_then(|by| link.endpoints.iter().position(|end| end == by)) else {
-        return 0;
-    };
-    let now = link.egress(&link.endpoints[at]).guarantee;
-    let later = link.steps().into_iter().map(|(_, _, egress)| egress[at].guarantee);
-    later.chain([now]).flatten().max().unwrap_or_default().0
-}
-
 /// Checks that guarantees over an interface do not exceed its
 /// capacity, and that it has a capacity if there are any.
 fn guarantees(
@@ -288,7 +227,7 @@ fn guarantees(
         left.extend(interface.capacity.map(|capacity| (name.as_str(), capacity.0)));
     }
     // The error belongs to the changed network. Single links matter only if the total is too high.
-    let changed: Vec<_> = desired.changed.values().map(of).collect();
+    let changed: Vec<_> = desired.changed.values().map(external_use).collect();
     let mut all = kept;
     changed.iter().flatten().for_each(|(interface, more)| add(&mut all, interface, more));
     let fits = |(interface, left): (&&str, &u64)| {

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use pdp_alloc::{AllocatedPower, EngineShare, LENT_LOAD_MILLICORES};
 
-use super::management::{self, Published};
-use super::outside::{self, ExternalUse};
+use super::external_use::{ExternalUse, external_use};
+use super::published::{Published, published};
 use crate::link::Link;
 use crate::object::{DataPlane, Node, NodeKind, VirtualNetwork};
-use crate::remains::{VnetPart, VnetParts};
+use crate::remains::{VnetPart, VnetParts, VnetRemains};
 use crate::usage::Usage;
 
 /// Virtual networks by name. Unchanged ones keep their pointers.
@@ -84,6 +84,25 @@ impl PlacedVnet {
     }
 }
 
+impl VnetRemains {
+    /// Notes the resources of a virtual network `before` a change that it no longer has `after` it.
+    pub fn note(&mut self, before: &PlacedVnet, after: Option<&PlacedVnet>, now_s: u64) {
+        let is_gone = after.is_none();
+        let after = after.map(PlacedVnet::parts).unwrap_or_default();
+        for (name, part) in before.parts() {
+            let beyond = part.beyond(after.get(&name).unwrap_or(&VnetPart::default()));
+            // A deleted network counts as a network. Earlier remains may exist besides.
+            let is_less = !beyond.is_nothing() || (is_gone && name.is_empty());
+            if is_less || self.parts.contains_key(&name) {
+                if self.parts.is_empty() {
+                    self.since_s = now_s;
+                }
+                self.parts.entry(name).or_default().raise(part);
+            }
+        }
+    }
+}
+
 impl Deref for PlacedVnet {
     type Target = VirtualNetwork;
 
@@ -99,8 +118,8 @@ impl VnetTotals {
             spec_bytes: serde_json::to_string(vnet).map_or(u64::MAX, |text| text.len() as u64),
             rated: vnet.spec.links.iter().all(|link| link.rate_bps_max().is_some()),
             placed: true,
-            outside: outside::of(vnet),
-            published: management::published(vnet),
+            outside: external_use(vnet),
+            published: published(vnet),
             ..Self::default()
         };
         for link in &vnet.spec.links {

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::Intent;
-use super::vnet::is_link_local;
+use super::interfaces::is_link_local;
 use crate::diagnostic::Diagnostic;
 use crate::link::Link;
 use crate::object::{Interface, Object, VirtualNetworkSpec};

@@ -5,11 +5,12 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::vnet::{NodeCheck, is_link_local};
+use super::interfaces::is_link_local;
+use super::node::NodeCheck;
 use crate::limits::*;
+use crate::nearest::nearest;
 use crate::object::Node;
 use crate::route::{NextHop, RouteKind, RouteScope, StaticRoute, Via};
-use crate::shape::nearest;
 use crate::units::Destination;
 
 /// Identity of a route in a table: destination, table, metric.

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::{Existing, Reporter, bad_name, name_hint};
 use crate::frames;
 use crate::limits::{ENGINES_MAX, FRAME_BYTES_MAX, INTERFACES_MAX, POWER_MILLICORES_MIN};
+use crate::nearest::nearest;
 use crate::object::{ExternalForm, Generator, Substrate};
-use crate::shape::nearest;
 use crate::units::{Cores, CpuSet};
 
 /// Bytes of a generator's sequence number, including its mark.

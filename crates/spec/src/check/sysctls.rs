@@ -1,9 +1,9 @@
 //! Checks of a node's sysctls: they are allowed, and their interfaces exist.
 
-use super::vnet::NodeCheck;
+use super::node::NodeCheck;
 use crate::limits::{SYSCTL_BYTES_MAX, SYSCTLS_MAX};
+use crate::nearest::nearest;
 use crate::object::{Node, NodeKind};
-use crate::shape::nearest;
 use crate::sysctl::{SysctlOf, bad_value, refused, sysctl_of};
 
 pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &Node) {

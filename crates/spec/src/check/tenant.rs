@@ -10,12 +10,12 @@ use pdp_wire::tunnel::{KINDS, TunnelKind};
 use pdp_wire::udp;
 
 use super::placed::VnetTotals;
-use super::vnet::{BAD_PATH, good_path};
 use super::{DesiredState, Existing, Reporter, bad_name, management, name_hint};
 use crate::bind::{self, BindParts};
 use crate::limits::*;
 use crate::object::{Image, ImageSource, Object, Quota, TenantSpec, VirtualNetwork};
 use crate::parse::Document;
+use crate::path::{BAD_PATH, good_path};
 use crate::registry::{self, ImageName};
 use crate::remains::{VnetPart, VnetParts};
 use crate::tunnel::{External, Grant};

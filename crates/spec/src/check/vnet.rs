@@ -1,20 +1,22 @@
 //! Checks of a virtual network by itself, and defaults that depend on nothing else.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 
 use ipnet::IpNet;
 use pdp_proto::mux;
 use pdp_proto::slowpath::DATA_BYTES;
 
+use super::interfaces::is_link_local;
+use super::node::NodeCheck;
 use super::{
     Reporter, bad_inner_name, binds, impairments, inner_name_hint, interfaces, label, management,
     routes, sysctls, tenant_of, volumes,
 };
 use crate::limits::*;
+use crate::nearest::nearest;
 use crate::object::*;
+use crate::path::{BAD_PATH, good_path, is_below};
 use crate::registry::{ImageName, NAME_BYTES_MAX, is_digest};
-use crate::shape::nearest;
 use crate::tunnel::External;
 use crate::units::{BitRate, Bytes, Cores, EXTERNAL, Endpoint};
 
@@ -85,31 +87,7 @@ fn rate(vnet: &str, path: &[&str], rate: BitRate, reporter: &mut Reporter) {
     }
 }
 
-/// Checks of one node.
-pub(super) struct NodeCheck<'a, 'b, 'c> {
-    pub(super) vnet: &'a str,
-    pub(super) node: &'a str,
-    reporter: &'b mut Reporter<'c>,
-}
-
 impl NodeCheck<'_, '_, '_> {
-    pub(super) fn fault(
-        &mut self,
-        path: &[&str],
-        message: impl Into<String>,
-        hint: impl Into<String>,
-    ) {
-        let path = [&["spec", "nodes", self.node], path].concat();
-        self.reporter.vnet(self.vnet, &path, message, hint);
-    }
-
-    pub(super) fn too_many(&mut self, path: &[&str], count: usize, max: usize) {
-        if count > max {
-            let what = path.last().copied().unwrap_or("entries");
-            self.fault(path, format!("{count} {what} exceed {max}"), "remove some");
-        }
-    }
-
     fn check(&mut self, node: &mut Node) {
         self.labels(&node.labels);
         self.image(&["image"], &node.image);
@@ -528,21 +506,7 @@ impl NodeCheck<'_, '_, '_> {
     }
 }
 
-pub(crate) const BAD_PATH: &str = "not an absolute path without ..";
 const PATH_HINT: &str = "begin it with /";
-
-/// True if an absolute path is below a directory.
-pub(super) fn is_below(path: &str, directory: &str) -> bool {
-    path.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'))
-}
-
-/// True if the path is absolute, without `..`.
-pub(crate) fn good_path(path: &str) -> bool {
-    path.len() > 1
-        && path.starts_with('/')
-        && !path.contains('\0')
-        && !path.split('/').any(|part| part == "..")
-}
 
 fn tunnel(vnet: &str, name: &str, external: &External, reporter: &mut Reporter) {
     let all = external.tunnels();
@@ -723,11 +687,6 @@ fn ends_differ(
             reporter.vnet(vnet, &path, message, HINT);
         }
     }
-}
-
-/// True for fe80::/10. Nodes have more of these addresses than their specs name.
-pub(super) fn is_link_local(address: IpAddr) -> bool {
-    matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
 /// Checks that the interfaces at two ends of a link share

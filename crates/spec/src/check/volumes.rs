@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::binds::NOT_THERE;
-use super::vnet::{BAD_PATH, NodeCheck, good_path, is_below};
+use super::node::NodeCheck;
 use super::{DesiredState, Existing, Reporter};
 use crate::limits::{
     BIND_BYTES_MAX, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN, VOLUME_NAME_CHARS_MAX, VOLUMES_MAX,
 };
 use crate::object::Node;
+use crate::path::{BAD_PATH, good_path, is_below};
 use crate::units::Bytes;
 
 pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &Node) {

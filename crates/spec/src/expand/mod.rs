@@ -22,9 +22,9 @@ mod template;
 use std::collections::BTreeMap;
 
 use crate::limits::{EXTERNALS_MAX, NODES_MAX, PORTS_MAX, SPEC_BYTES_MAX};
+use crate::nearest::nearest;
 use crate::object::NodeKind;
-use crate::shape::{SchemaFault, nearest};
-use crate::tree::{JsonPointer, TextPosition, Tree, YamlValue};
+use crate::tree::{JsonPointer, SchemaFault, TextPosition, Tree, YamlValue};
 use links::ends;
 use merge::{merge, without};
 use range::NamePattern;

@@ -6,12 +6,12 @@
 
 use std::marker::PhantomData;
 
+use super::{PrefixTable, STRIDE, first_of};
 use crate::AddressBits;
 use crate::node::{NODE, NOTHING, SLOTS};
-use crate::table::{PrefixTable, STRIDE, first_of};
 
 /// Bits of the upper level: two levels of nodes.
-pub(crate) const UPPER_BITS: u32 = 2 * STRIDE;
+pub(super) const UPPER_BITS: u32 = 2 * STRIDE;
 const GROUPS: usize = 1 << UPPER_BITS;
 
 /// Group of the upper level, for one value of an address's first bits.
@@ -27,7 +27,7 @@ struct RootSlot {
 /// and their children's inherited values are kept as without it. Only
 /// the nodes right below the root inherit more: from the whole page.
 #[derive(Clone, Debug)]
-pub(crate) struct RootTable<A> {
+pub(super) struct RootTable<A> {
     groups: Box<[RootSlot; GROUPS]>,
     /// Pages of [`RootTable::PAGE`] entries: nodes, or stored values of prefixes longer than
     /// [`UPPER_BITS`].
@@ -40,7 +40,7 @@ impl<A: AddressBits> RootTable<A> {
     const PAGE: usize = 1 << (A::ROOT_BITS - UPPER_BITS);
 
     /// Builds the root of a table.
-    pub(crate) fn new(table: &mut PrefixTable<A>) -> Self {
+    pub(super) fn new(table: &mut PrefixTable<A>) -> Self {
         let mut root = Self {
             groups: Box::new([RootSlot::default(); GROUPS]),
             // Reserve address space for all pages (IPv6: 64 MB), so that they do not move.
@@ -57,14 +57,14 @@ impl<A: AddressBits> RootTable<A> {
 
     /// Returns the stored value if nothing longer matches, and the entry of an address.
     #[inline(always)]
-    pub(crate) fn get(&self, address: A) -> (u32, u32) {
+    pub(super) fn get(&self, address: A) -> (u32, u32) {
         let head = address.head(A::ROOT_BITS);
         let group = &self.groups[head / Self::PAGE % GROUPS];
         (group.best, self.entries[group.page as usize + head % Self::PAGE])
     }
 
     /// Records the new name of a node, if it is right below the root.
-    pub(crate) fn moved(&mut self, address: A, depth: u32, node: u32) {
+    pub(super) fn moved(&mut self, address: A, depth: u32, node: u32) {
         let head = address.head(A::ROOT_BITS);
         let page = self.groups[head / Self::PAGE].page;
         if depth == A::ROOT_BITS && page != 0 {
@@ -73,14 +73,14 @@ impl<A: AddressBits> RootTable<A> {
     }
 
     /// Bytes of memory in use or free for reuse.
-    pub(crate) fn memory_bytes(&self) -> usize {
+    pub(super) fn memory_bytes(&self) -> usize {
         size_of_val(&*self.groups)
             + self.entries.len() * size_of::<u32>()
             + self.free.capacity() * size_of::<u32>()
     }
 
     /// Updates everything that a prefix of up to [`AddressBits::ROOT_BITS`] bits covers.
-    pub(crate) fn refresh(&mut self, table: &mut PrefixTable<A>, address: A, length: u32) {
+    pub(super) fn refresh(&mut self, table: &mut PrefixTable<A>, address: A, length: u32) {
         let first = address.masked(length).head(A::ROOT_BITS);
         let (group, at) = (first / Self::PAGE, first % Self::PAGE);
         let width = 1 << (A::ROOT_BITS - length);
