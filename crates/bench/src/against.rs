@@ -14,11 +14,12 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
+use pdp_testbed::interrupted;
 use serde::{Deserialize, Serialize};
 
 use crate::experiments::{BenchExperiment, Subject};
 use crate::machine::{self, MachineInfo};
-use crate::run::{Effort, interrupted};
+use crate::run::Effort;
 use crate::sample::{FigureSample, Results, SCHEMA};
 use crate::statistics::{Summary, median_interval};
 

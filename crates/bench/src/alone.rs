@@ -12,6 +12,7 @@ use pdp_memif::{ConnectionState, Listener, MemifClient, MemifSettings};
 use pdp_model::{PortStats, Stats};
 use pdp_mux::control::{MuxServer, MuxSettings};
 use pdp_proto::mux::*;
+use pdp_testbed::retry;
 use pdp_wire::vlan;
 
 /// Packets of the mux, of 2,048 bytes.
@@ -98,11 +99,10 @@ impl SingleWorkerMux {
         let outlet = OutletConfig::Memif { socket: socket.clone() };
         self.done(MuxRequest::PutExternal(ExternalConfig::new(name, MTU, outlet)), vec![])?;
         let mut client = MemifClient::new(&socket, 0, "bench", MemifSettings::default())?;
-        let start = Instant::now();
-        while client.poll() != ConnectionState::Up {
-            ensure!(start.elapsed() < CONNECT_MAX, "{name} is not connected");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        retry(CONNECT_MAX, Duration::from_millis(1), name, || {
+            ensure!(client.poll() == ConnectionState::Up, "it is not connected");
+            Ok(())
+        })?;
         Ok(client)
     }
 

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use pdp_api::Stats;
-use pdp_e2e::TestNode;
-use pdp_e2e::meter::Clock;
+use pdp_testbed::TemporaryNode;
+use pdp_testbed::meter::Clock;
 use pdp_wire::outer;
 
 use crate::peers::pdp::{Design, ExternalDriver, Pdp};
@@ -34,7 +34,7 @@ const WARM_UP: Duration = Duration::from_millis(200);
 /// A running node with a router between two generators.
 #[derive(Debug)]
 pub struct ForwardingTestbed {
-    node: TestNode,
+    node: TemporaryNode,
     design: Design,
     stream: FrameStream,
     frames: PathBuf,
@@ -115,7 +115,7 @@ impl ForwardingTestbed {
 
     /// Starts it for these frames.
     pub fn start_with(design: Design, prefixes: &[Prefix], stream: FrameStream) -> Result<Self> {
-        let node = TestNode::start("bed");
+        let node = TemporaryNode::start("bed");
         let frames = node.directory.join("frames.pcap");
         let pdp = Pdp::start(&node, &design, &interfaces(&design, ""))?;
         pdp.add_routes(&node, prefixes)?;

@@ -25,9 +25,9 @@ use anyhow::{Context, Result, bail, ensure};
 use libbpf_rs::{
     Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput, ProgramMut,
 };
-use pdp_e2e::meter::{self, Clock, ProcessCycles};
 use pdp_net::interface::InterfaceInfo;
 use pdp_net::netns::within;
+use pdp_testbed::meter::{self, Clock, ProcessCycles};
 use pdp_wire::{ether, ipv4};
 
 use crate::stream::{FrameStream, HEADERS_BYTES};

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use pdp_e2e::meter;
+use pdp_testbed::{finish, meter};
 use serde::{Deserialize, Serialize};
 
 use crate::site::repository;
@@ -98,10 +98,6 @@ pub fn cores() -> usize {
 
 /// First line of a command's output. Empty if it can't be run or fails.
 pub fn first_output_line(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output();
-    let text = match output {
-        Ok(output) if output.status.success() => output.stdout,
-        _ => return String::new(),
-    };
-    String::from_utf8_lossy(&text).lines().next().unwrap_or_default().trim().to_owned()
+    let output = finish(Command::new(program).args(arguments)).unwrap_or_default();
+    output.lines().next().unwrap_or_default().trim().to_owned()
 }

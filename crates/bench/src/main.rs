@@ -14,7 +14,7 @@ use pdp_bench::against::Comparison;
 use pdp_bench::experiments::{self, BenchExperiment};
 use pdp_bench::machine;
 use pdp_bench::report;
-use pdp_bench::run::{self, Effort, ExperimentRun};
+use pdp_bench::run::{Effort, ExperimentRun};
 use pdp_bench::site::repository;
 
 /// Measures PdP and its peers on this machine
@@ -138,7 +138,7 @@ fn work(verb: BenchCommand) -> Result<ExitCode> {
             let rounds = rounds.unwrap_or(if quick { ROUNDS_QUICK } else { ROUNDS });
             let minutes = minutes.map(|minutes| Duration::from_secs(60 * u64::from(minutes)));
             if let Some(directory) = binaries {
-                pdp_e2e::use_binaries_from(&directory);
+                pdp_testbed::use_binaries_from(&directory);
             }
             let effort = Effort { rounds, quick, at, alone };
             return measure(&chosen, names.is_empty(), &effort, minutes, json);
@@ -173,7 +173,7 @@ fn measure(
         machine::first_output_line("id", &["-u"]) == "0",
         "needs root, for namespaces and cgroups"
     );
-    run::end_on_signals()?;
+    pdp_testbed::end_on_signals()?;
     machine::tell_what_lacks();
     let path = |experiment: &BenchExperiment| {
         let usual = || repository().join(format!("bench/results/{}.json", experiment.name));
@@ -199,7 +199,11 @@ fn measure(
         let kept = later.mul_f64(KEPT_SHARE);
         let own_end = end.map(|end| end.checked_sub(kept).unwrap_or(start));
         let (results, whole) = ExperimentRun::of(experiment, effort, own_end);
-        anyhow::ensure!(!run::interrupted(), "interrupted; {} is not kept", experiment.name);
+        anyhow::ensure!(
+            !pdp_testbed::interrupted(),
+            "interrupted; {} is not kept",
+            experiment.name
+        );
         let path = path(experiment);
         results.write(&path)?;
         let (count, seconds) = (results.samples.len(), results.seconds);
@@ -224,7 +228,7 @@ fn compare(
     (before, commit): (&Path, &str),
     json: Option<PathBuf>,
 ) -> Result<ExitCode> {
-    run::end_on_signals()?;
+    pdp_testbed::end_on_signals()?;
     let mut is_slower = false;
     for experiment in chosen {
         let comparison = Comparison::of(experiment, effort, now, before, commit)?;

@@ -3,13 +3,10 @@
 use std::cell::Cell;
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use pdp_e2e::meter;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use pdp_testbed::{interrupted, meter};
 
 use crate::machine::{self, MachineInfo};
 pub use crate::reading::Reading;
@@ -30,23 +27,6 @@ pub struct Effort {
     pub at: Vec<usize>,
     /// Only PdP, without its peers.
     pub alone: bool,
-}
-
-/// Set once this program received SIGINT or SIGTERM.
-static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
-
-/// Makes SIGINT and SIGTERM end a run in order, so that nothing of it is left behind.
-pub fn end_on_signals() -> Result<()> {
-    let flag = INTERRUPTED.get_or_init(Arc::default);
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, flag.clone())?;
-    }
-    Ok(())
-}
-
-/// True if this program received SIGINT or SIGTERM.
-pub fn interrupted() -> bool {
-    INTERRUPTED.get().is_some_and(|flag| flag.load(Ordering::Relaxed))
 }
 
 /// Figures of one series at one parameter, for measurements with several of them.

@@ -77,7 +77,7 @@ pub struct FigureSample {
     /// State derived from it.
     pub state: CoreProximity,
     /// Operations per cycle of the slower of these cores just before
-    /// ([`pdp_e2e::meter::operations_a_cycle`]). Half of the usual value if another machine's
+    /// ([`pdp_testbed::meter::operations_a_cycle`]). Half of the usual value if another machine's
     /// thread uses the other half of the core. 0 if unknown.
     #[serde(default)]
     pub core_speed: f64,

@@ -10,8 +10,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use pdp_e2e::meter::{self, Clock};
-use pdp_e2e::{TestMachine, TestNode};
+use pdp_testbed::meter::{self, Clock};
+use pdp_testbed::{TemporaryNode, TestMachine, finish, retry};
 
 use crate::live::{DESTINATIONS_MAX, Load, LoadGenerator, StreamSink};
 use crate::reading::Reading;
@@ -29,6 +29,9 @@ pub const MAC_MIDDLE_B: [u8; 6] = [2, 0, 0, 0, 1, 0xb];
 
 /// Time without frames after which sink and counters are final.
 const QUIET: Duration = Duration::from_millis(50);
+
+/// Longest wait for the end of the previous sink.
+const SINK_MAX: Duration = Duration::from_millis(2500);
 
 /// Addresses of each prefix of [`stream_in_turn`].
 const HOSTS_IN_TURN: u8 = 8;
@@ -65,13 +68,12 @@ pub fn internet() -> Result<Vec<Prefix>> {
 /// Prefixes in a file of the repository: address and length.
 pub fn prefixes(file: &str) -> Result<Vec<(IpAddr, u32)>> {
     let path = repository().join(file);
-    let output = Command::new("xzcat").arg(&path).output().context("xzcat (package xz-utils)")?;
-    ensure!(output.status.success(), "{}: {:?}", path.display(), output.status);
+    let text = finish(Command::new("xzcat").arg(&path)).context("package xz-utils")?;
     let prefix = |line: &str| {
         let (address, length) = line.split(' ').next()?.split_once('/')?;
         Some((address.parse().ok()?, length.parse().ok()?))
     };
-    Ok(String::from_utf8(output.stdout)?.lines().filter_map(prefix).collect())
+    Ok(text.lines().filter_map(prefix).collect())
 }
 
 /// Root of the repository where this program was built.
@@ -144,7 +146,7 @@ pub fn words(mac: [u8; 6]) -> String {
 #[derive(Debug)]
 pub struct Site {
     /// The node in the middle.
-    pub node: TestNode,
+    pub node: TemporaryNode,
     /// The sender.
     pub a: TestMachine,
     /// The receiver.
@@ -156,7 +158,7 @@ pub struct Site {
 impl Site {
     /// Makes the machines and the node.
     pub fn make(label: &str) -> Self {
-        let mut node = TestNode::prepare(label);
+        let mut node = TemporaryNode::prepare(label);
         let (a, b) = (node.machine("mA", "extA"), node.machine("mB", "extB"));
         let quiet = "sysctl -qw net.ipv6.conf.all.disable_ipv6=1";
         for (machine, mac) in [(&a, MAC_A), (&b, MAC_B)] {
@@ -191,16 +193,8 @@ impl Site {
         let stream = stream(prefixes, bytes);
         self.generator = Some(LoadGenerator::start(&self.a.netns, "eth0", cpu, &stream)?);
         // The previous sink's attachment may end a little later.
-        let netns = &self.b.netns;
-        let mut sink = StreamSink::start(netns, "eth0");
-        for _ in 0..50 {
-            if sink.is_ok() {
-                break;
-            }
-            std::thread::sleep(QUIET);
-            sink = StreamSink::start(netns, "eth0");
-        }
-        self.sink = Some(sink?);
+        let start = || StreamSink::start(&self.b.netns, "eth0");
+        self.sink = Some(retry(SINK_MAX, QUIET, "the previous sink ends", start)?);
         Ok(())
     }
 

@@ -32,12 +32,13 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, CpuSet, sched_setaffinity, unshare};
 use nix::unistd::Pid;
 use pdp_container::cgroup::Cgroups;
-use pdp_e2e::meter::{self, Clock};
 use pdp_net::interface::InterfaceInfo;
 use pdp_net::napi::{set_threaded, threads};
 use pdp_net::netns::within;
 use pdp_net::ports::{self, ExternalEnd, LEASE_MAX, NO_MTU, PortSpec, Ports, Power, UnderlayHop};
 use pdp_net::xdp::{Xdp, XdpMode};
+use pdp_testbed::meter::{self, Clock};
+use pdp_testbed::{enter, finish, ip_batch};
 use pdp_wire::tunnel::Encapsulation;
 use pdp_wire::{checksum, ether, ipv4, udp, vxlan};
 
@@ -686,9 +687,7 @@ pub fn kernel_bytes() -> u64 {
 
 /// A command in a network namespace.
 pub fn command(netns: &OwnedFd, program: &str) -> Command {
-    let mut command = Command::new("nsenter");
-    command.arg(format!("--net={}", path(netns))).arg(program);
-    command
+    enter(&path(netns), program)
 }
 
 /// Makes a router's devices do NAPI and accept redirected frames: `gro` once they are up.
@@ -783,7 +782,7 @@ fn addresses(netns: &OwnedFd, [first, second]: [&str; 2]) -> Result<()> {
         format!("addr add 10.2.0.1/16 dev {second}"),
         format!("neigh add 10.2.0.2 lladdr 02:00:00:00:00:03 dev {second} nud permanent"),
     ];
-    batch_with(command(netns, "ip"), &lines)
+    Ok(ip_batch(command(netns, "ip"), &lines.join("\n"))?)
 }
 
 /// Makes a router's VXLAN devices, `vx0` and `vx1`.
@@ -802,26 +801,19 @@ fn vxlan_devices(netns: &OwnedFd) -> Result<()> {
             format!("link set vx{side} up"),
         ]);
     }
-    batch_with(command(netns, "ip"), &lines)?;
+    ip_batch(command(netns, "ip"), &lines.join("\n"))?;
     addresses(netns, ["vx0", "vx1"])
 }
 
 /// Runs a shell line in a network namespace.
 fn inside(netns: &OwnedFd, line: &str) -> Result<()> {
-    let output = command(netns, "sh").args(["-ec", line]).output().context("nsenter")?;
-    ensure!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    finish(command(netns, "sh").args(["-ec", line]))?;
     Ok(())
 }
 
 /// Runs lines for ip(8) here.
 fn batch(lines: &[String]) -> Result<()> {
-    batch_with(Command::new("ip"), lines)
-}
-
-fn batch_with(mut ip: Command, lines: &[String]) -> Result<()> {
-    let output = pdp_e2e::run(ip.args(["-batch", "-"]), &(lines.join("\n") + "\n"));
-    ensure!(output.status.success(), "ip: {}", String::from_utf8_lossy(&output.stderr));
-    Ok(())
+    Ok(ip_batch(Command::new("ip"), &lines.join("\n"))?)
 }
 
 /// CPU time of a task so far, nanoseconds; 0 if it has ended.

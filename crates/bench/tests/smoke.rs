@@ -10,7 +10,7 @@ use pdp_bench::peers::kernel;
 use pdp_bench::sample::Results;
 use pdp_bench::site::{Site, few};
 use pdp_bench::vrouters::{RouterPath, TrafficEnds, VrouterTestbed, isolated};
-use pdp_e2e::meter::Clock;
+use pdp_testbed::meter::Clock;
 
 const FRAME_BYTES: usize = 64;
 

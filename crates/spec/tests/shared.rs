@@ -16,7 +16,7 @@ const OWN: &str = include_str!("shared/own.txt");
 const WITHOUT_SHARE: &str = include_str!("shared/without_share.txt");
 
 /// Crates whose limits affect nobody on a node: measurements, demonstrations and tests.
-const OUTSIDE: [&str; 4] = ["bench", "demo", "fuzz", "e2e"];
+const OUTSIDE: [&str; 5] = ["bench", "demo", "fuzz", "e2e", "testbed"];
 
 fn crates() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")

@@ -17,11 +17,11 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use pdp_e2e::meter::{self, Clock};
-use pdp_e2e::{TestNode, eventually};
 use pdp_memif::{ConnectionState, MemifClient, MemifSettings};
 use pdp_proto::channel::Channel;
 use pdp_proto::mirror::{MirrorReply, MirrorRequest, MirrorStatusReply};
+use pdp_testbed::meter::{self, Clock};
+use pdp_testbed::{TemporaryNode, eventually, retry};
 
 use super::{BenchExperiment, Subject};
 use crate::netlink::{MESSAGES_MAX, RouteUpdate, RouteWriter};
@@ -149,12 +149,12 @@ impl RouteChurn {
 /// Kernel without a mirror following its routes.
 struct UnfollowedKernel {
     churn: RouteChurn,
-    _node: TestNode,
+    _node: TemporaryNode,
 }
 
 impl UnfollowedKernel {
     fn start(prefixes: &[Prefix]) -> Result<Self> {
-        let mut node = TestNode::prepare("alone");
+        let mut node = TemporaryNode::prepare("alone");
         let machine = node.machine("mA", "extA");
         machine.run("ip addr add 10.0.2.1/24 dev eth0");
         let interface = index(&machine.run("ip -o link show eth0"))?;
@@ -179,12 +179,12 @@ struct ChurnTestbed {
     design: Design,
     frames: PathBuf,
     clock: Clock,
-    node: TestNode,
+    node: TemporaryNode,
 }
 
 impl ChurnTestbed {
     fn start([mux, guest]: [usize; 2], prefixes: &[Prefix]) -> Result<Self> {
-        let node = TestNode::start("churn");
+        let node = TemporaryNode::start("churn");
         let design = Design::plain(mux, guest);
         let frames = node.directory.join("frames.pcap");
         stream(prefixes, FRAME_BYTES).write_pcap(&frames, FRAMES, &[])?;
@@ -222,18 +222,14 @@ impl ChurnTestbed {
 
     /// Waits until the guest has all routes of the kernel.
     fn settled(&self) -> Result<MirrorStatusReply> {
-        let end = Instant::now() + SETTLE_MAX;
         let mut checks = 0;
-        while Instant::now() < end {
+        retry(SETTLE_MAX, TICK, "the guest's routes", || {
             let status = self.status()?;
             // The first reply may predate the last change.
             checks = if status.settled && !status.stats.guests.is_empty() { checks + 1 } else { 0 };
-            if checks == 2 {
-                return Ok(status);
-            }
-            thread::sleep(TICK);
-        }
-        bail!("not settled within {SETTLE_MAX:?}: {:?}", self.status()?)
+            ensure!(checks == 2, "not settled: {status:?}");
+            Ok(status)
+        })
     }
 
     fn sample(&mut self, pps: u64, rate: u64, time: Duration) -> Result<Vec<Reading>> {
@@ -302,7 +298,7 @@ struct ChurnSinkState {
 }
 
 impl ChurnSink {
-    fn start(node: &TestNode, cpu: usize) -> Result<Self> {
+    fn start(node: &TemporaryNode, cpu: usize) -> Result<Self> {
         let socket = node.run_dir().join("externals/B0/memif.sock");
         let settings = MemifSettings {
             ring_log2: 14,

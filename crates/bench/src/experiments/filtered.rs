@@ -9,11 +9,11 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use pdp_e2e::meter::{self, Clock};
 use pdp_proto::slowpath::{
     COUNTERS_MAX, FILTERS_MAX, Filter, FilterAction, FilterPattern, PACKET_BYTES_MAX,
     SlowPathReply, SlowPathRequest, VERSION,
 };
+use pdp_testbed::meter::{self, Clock};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv,

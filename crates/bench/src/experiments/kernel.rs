@@ -5,13 +5,10 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
-use std::process::Stdio;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
-use pdp_e2e::Background;
-use pdp_e2e::meter;
+use anyhow::Result;
+use pdp_testbed::{Background, TcpResult, finish, meter, output_of, retry};
 
 use super::rtt::{ECHO_PORT, EchoSocket, TRIPS, socket};
 use super::{BenchExperiment, Subject};
@@ -56,8 +53,9 @@ const ORDERS: [(u32, &str); 2] = [(0, "in turn"), (5, "bursts of 32")];
 /// Simultaneous TCP connections.
 const CONNECTIONS: [usize; 2] = [1, 8];
 
-/// Longest time until iperf3 listens.
+/// Longest time until iperf3 listens, and the time between two checks.
 const LISTEN_MAX: Duration = Duration::from_secs(10);
+const LISTEN_LOOK: Duration = Duration::from_millis(10);
 
 /// In softirq, or in threads.
 const SERVED: [(bool, &str); 2] = [(false, ""), (true, ", threads")];
@@ -199,22 +197,15 @@ fn paths(run: &mut ExperimentRun) -> Result<()> {
 fn tcp(path: &RoutedHosts, connections: usize, seconds: u64) -> Result<f64> {
     let mut server = command(&path.hosts[1], "iperf3");
     let _server = Background::start(server.args(["--server", "--one-off"]));
-    let end = Instant::now() + LISTEN_MAX;
-    let listens = || {
+    retry(LISTEN_MAX, LISTEN_LOOK, "iperf3 listens", || {
         let mut ss = command(&path.hosts[1], "sh");
-        let ss = ss.args(["-c", "ss -Htln | grep -q :5201"]).stderr(Stdio::null());
-        ss.status().is_ok_and(|status| status.success())
-    };
-    while !listens() {
-        ensure!(Instant::now() < end, "iperf3 does not listen");
-        thread::sleep(Duration::from_millis(10));
-    }
+        Ok(finish(ss.args(["-c", "ss -Htln | grep -q :5201"]))?)
+    })?;
     let (seconds, connections) = (seconds.to_string(), connections.to_string());
     let mut client = command(&path.hosts[0], "iperf3");
     client.args(["--client", "10.2.0.2", "--json", "--omit", "1"]);
-    let output = pdp_e2e::run(client.args(["--time", &seconds, "--parallel", &connections]), "");
-    let result: serde_json::Value = serde_json::from_slice(&output.stdout).context("iperf3")?;
-    result["end"]["sum_received"]["bits_per_second"].as_f64().context("iperf3's result")
+    let text = output_of(client.args(["--time", &seconds, "--parallel", &connections]), "")?;
+    Ok(TcpResult::parse(&text)?.received_bps)
 }
 
 fn vnets(run: &mut ExperimentRun) -> Result<()> {

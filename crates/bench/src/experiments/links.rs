@@ -11,10 +11,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use pdp_e2e::meter;
 use pdp_memif::MemifClient;
 use pdp_mux::traffic_class::WIRE_BYTES;
 use pdp_proto::mux::{EgressConfig, Impairments, Vlink};
+use pdp_testbed::meter;
 use pdp_wire::vlan::TAG_BYTES;
 
 use super::{BenchExperiment, Subject};

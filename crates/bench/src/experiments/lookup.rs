@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use pdp_e2e::meter;
 use pdp_lookup::{AddressBits, PrefixTable, TableV4, TableV6};
+use pdp_testbed::meter;
 
 use super::{BenchExperiment, Subject};
 use crate::run::{ExperimentRun, Reading};

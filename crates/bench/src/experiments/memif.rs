@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use pdp_e2e::meter::Clock;
-use pdp_e2e::{TestNode, eventually};
+use pdp_testbed::meter::Clock;
+use pdp_testbed::{TemporaryNode, eventually};
 
 use super::{BenchExperiment, Subject};
 use crate::peers::pdp::{Design, Pdp};
@@ -94,8 +94,8 @@ fn memif(run: &mut ExperimentRun) -> Result<()> {
 }
 
 /// Router that sends testpmd's flows back to their source.
-fn router(mux: usize, guest: usize) -> Result<(TestNode, Pdp)> {
-    let node = TestNode::start("memif");
+fn router(mux: usize, guest: usize) -> Result<(TemporaryNode, Pdp)> {
+    let node = TemporaryNode::start("memif");
     let interfaces = "    A0: {memif: {}}\n    B0: {generator: {}}\n";
     let pdp = Pdp::start(&node, &Design::plain(mux, guest), interfaces)?;
     node.exec("bench0/r1", "ip route replace 10.253.0.0/16 via 10.0.1.2 dev eth0");

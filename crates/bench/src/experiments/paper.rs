@@ -6,8 +6,9 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use pdp_e2e::meter::Clock;
+use anyhow::{Result, ensure};
+use pdp_testbed::meter::Clock;
+use pdp_testbed::{Background, TcpResult, eventually};
 
 use super::rtt;
 use super::{BenchExperiment, Subject};
@@ -188,25 +189,20 @@ fn tcp(run: &mut ExperimentRun) -> Result<()> {
     })
 }
 
-fn listen(site: &Site) -> Result<pdp_e2e::Background> {
+fn listen(site: &Site) -> Result<Background> {
     site.add_hosts();
     let server = site.b.spawn("iperf3 --server");
-    pdp_e2e::eventually("iperf3 listens", || site.b.try_run("ss -Htln | grep -q :5201").is_ok());
+    eventually("iperf3 listens", || site.b.try_run("ss -Htln | grep -q :5201").is_ok());
     Ok(server)
 }
 
 fn goodput(site: &Site, time: Duration) -> Result<Vec<Reading>> {
     let seconds = time.as_secs().max(1);
     let line = format!("iperf3 --client 10.0.2.2 --json --time {seconds} --omit 1");
-    let text = site.a.try_run(&line).map_err(|error| anyhow::anyhow!("{error}"))?;
-    let result: serde_json::Value = serde_json::from_str(&text)?;
-    let bps = result["end"]["sum_received"]["bits_per_second"].as_f64();
-    let bps = bps.context("iperf3's result")?;
-    ensure!(bps > 0.0, "nothing arrived");
-    let again = result["end"]["sum_sent"]["retransmits"].as_u64().unwrap_or(0);
-    let figure = "figure 12: TCP goodput";
+    let tcp = TcpResult::parse(&site.a.try_run(&line)?)?;
+    ensure!(tcp.received_bps > 0.0, "nothing arrived");
     Ok(vec![
-        Reading::new(figure, bps / 1e6, "Mb/s"),
-        Reading::new("figure 12: segments sent again", again as f64, "segments"),
+        Reading::new("figure 12: TCP goodput", tcp.received_bps / 1e6, "Mb/s"),
+        Reading::new("figure 12: segments sent again", tcp.retransmits as f64, "segments"),
     ])
 }

@@ -1,7 +1,7 @@
 //! The router alone. The mux makes and drops the frames.
 
 use anyhow::Result;
-use pdp_e2e::meter::Clock;
+use pdp_testbed::meter::Clock;
 
 use super::paper::POLICIES;
 use super::{BenchExperiment, Subject};

@@ -16,8 +16,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use pdp_container::Limits;
 use pdp_container::cgroup::{CPU_PERIOD_US, CgroupVersion, Cgroups};
-use pdp_e2e::eventually;
-use pdp_e2e::meter::{self, Clock};
+use pdp_testbed::meter::{self, Clock};
+use pdp_testbed::{eventually, output_of};
 
 use super::rtt::EchoSocket;
 use super::{BenchExperiment, Subject};
@@ -181,7 +181,7 @@ impl SchedulerTestbed {
         schedule(&self.hog, if idle { "--idle 0" } else { "--other 0" })?;
         let runs = !matches!(setting, SchedulerSetting::Quota { hog: false, .. });
         for process in &self.hog {
-            pdp_e2e::sh(&format!("kill -{} {process}", if runs { "CONT" } else { "STOP" }));
+            pdp_testbed::sh(&format!("kill -{} {process}", if runs { "CONT" } else { "STOP" }));
         }
         Ok(())
     }
@@ -237,8 +237,7 @@ fn schedule(processes: &[u32], words: &str) -> Result<()> {
     for process in processes {
         let mut command = std::process::Command::new("chrt");
         command.args(["--all-tasks", policy, "--pid", priority, &process.to_string()]);
-        let output = pdp_e2e::run(&mut command, "");
-        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
+        output_of(&mut command, "")?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use pdp_e2e::meter::Clock;
+use pdp_testbed::meter::Clock;
 
 use super::{BenchExperiment, Subject};
 use crate::live::Load;

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 
-use anyhow::{Result, ensure};
-use pdp_e2e::{TestMachine, meter};
+use anyhow::Result;
+use pdp_testbed::{TestMachine, ip_batch, meter};
 
 use crate::site::{MAC_A, MAC_B, Prefix, Site, words};
 
@@ -39,9 +39,7 @@ pub fn start(site: &Site) {
 pub fn add_routes(site: &Site, prefixes: &[Prefix]) -> Result<()> {
     let hops = [("10.0.2.2".to_owned(), "extB".to_owned())];
     for some in prefixes.chunks(ROUTES_AT_ONCE) {
-        let mut batch = site.node.namespace().command("ip");
-        let output = pdp_e2e::run(batch.args(["-batch", "-"]), &routes(some, &hops));
-        ensure!(output.status.success(), "ip -batch: {}", String::from_utf8_lossy(&output.stderr));
+        ip_batch(site.node.namespace().command("ip"), &routes(some, &hops))?;
     }
     Ok(())
 }
@@ -54,7 +52,7 @@ pub fn set_own_core(middle: &TestMachine, cpu: Option<usize>) -> Vec<u32> {
     let Some(cpu) = cpu else { return Vec::new() };
     let threads = meter::processes("comm", "napi/extA-");
     for thread in &threads {
-        pdp_e2e::sh(&format!("taskset -pc {cpu} {thread}"));
+        pdp_testbed::sh(&format!("taskset -pc {cpu} {thread}"));
     }
     threads
 }

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use pdp_e2e::ovs::OpenVswitch;
+use pdp_testbed::ovs::OpenVswitch;
 
 use crate::site::{MAC_B, MAC_MIDDLE_B, Site, words};
 
@@ -65,12 +65,12 @@ impl Ovs {
 
     /// Resumes it.
     pub fn wake(&self) {
-        pdp_e2e::sh(&format!("kill -CONT {}", self.pid()));
+        pdp_testbed::sh(&format!("kill -CONT {}", self.pid()));
         std::thread::sleep(WAKE);
     }
 
     /// Stops it.
     pub fn sleep(&self) {
-        pdp_e2e::sh(&format!("kill -STOP {}", self.pid()));
+        pdp_testbed::sh(&format!("kill -STOP {}", self.pid()));
     }
 }

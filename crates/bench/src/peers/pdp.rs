@@ -5,13 +5,12 @@
 use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use pdp_container::cgroup::Cgroups;
-use pdp_e2e::{TestNode, eventually};
 use pdp_spec::limits::{FIELD_BYTES_MAX, FIELDS_BYTES_MAX, PUNT_FILTERS_MAX};
+use pdp_testbed::{TemporaryNode, enter, eventually, ip_batch, retry};
 use pdp_wire::tunnel::Encapsulation;
 use pdp_wire::{ether, outer, udp, vxlan};
 use rustix::thread::{CpuSet, Pid, sched_setaffinity};
@@ -374,7 +373,7 @@ pub struct Pdp {
 impl Pdp {
     /// Applies the design to a node with a running daemon,
     /// with these interfaces and permanent neighbours.
-    pub fn start(node: &TestNode, design: &Design, interfaces: &str) -> Result<Self> {
+    pub fn start(node: &TemporaryNode, design: &Design, interfaces: &str) -> Result<Self> {
         let vnets = (0..design.vnets).map(|vnet| design.vnet(vnet));
         let vnets: Vec<String> =
             vnets.chain((0..design.expensive_vnets.0).map(dear_vnet)).collect();
@@ -415,7 +414,7 @@ impl Pdp {
     }
 
     /// Adds routes to the routers, and waits until their guests have them.
-    pub fn add_routes(&self, node: &TestNode, prefixes: &[Prefix]) -> Result<()> {
+    pub fn add_routes(&self, node: &TemporaryNode, prefixes: &[Prefix]) -> Result<()> {
         let hops: Vec<_> = self.design.ports().map(|port| (port.neighbour, port.device)).collect();
         // Guests receive theirs while the next network's are added.
         for vnet in 0..self.design.vnets {
@@ -424,20 +423,15 @@ impl Pdp {
             }
         }
         for vnet in 0..self.design.vnets {
-            let end = Instant::now() + TABLE_MAX;
+            let router = format!("bench{vnet}/r1");
             // The mux's own routes are those of guest 0.
             for guest in (0..self.design.guests.len().max(1)).map(|guest| guest.to_string()) {
-                loop {
-                    let router = format!("bench{vnet}/r1");
-                    let rows = node.try_pdp(&["routes", &router, "--guest", &guest]);
-                    let count = rows.as_deref().map_or(0, |rows| rows.lines().count());
-                    if count > prefixes.len() {
-                        break;
-                    }
-                    let problem = rows.err().unwrap_or_default();
-                    ensure!(Instant::now() < end, "{count} routes reached {router} {problem}");
-                    std::thread::sleep(TABLE_LOOK);
-                }
+                retry(TABLE_MAX, TABLE_LOOK, &router, || {
+                    let rows = node.try_pdp(&["routes", &router, "--guest", &guest])?;
+                    let count = rows.lines().count();
+                    ensure!(count > prefixes.len(), "{count} routes reached guest {guest}");
+                    Ok(())
+                })?;
             }
         }
         Ok(())
@@ -468,12 +462,7 @@ pub fn keep_on(cpu: usize, process: u32) -> Result<()> {
 pub fn batch(cgroups: &Cgroups, vnet: &str, lines: &str) -> Result<()> {
     let router = cgroups.processes(&format!("vnets/_{vnet}/_r1/guest"))?;
     let router = router.first().with_context(|| format!("{vnet}/r1 does not run"))?;
-    let mut command = Command::new("nsenter");
-    command.args([&format!("--net=/proc/{router}/ns/net"), "ip", "-batch", "-"]);
-    let output = pdp_e2e::run(&mut command, lines);
-    let (errors, status) = (String::from_utf8_lossy(&output.stderr), output.status);
-    ensure!(status.success(), "ip -batch in {vnet}/r1: {status} {errors}");
-    Ok(())
+    Ok(ip_batch(enter(&format!("/proc/{router}/ns/net"), "ip"), lines)?)
 }
 
 /// The interfaces of a [`crate::site::Site`], attached in this mode.

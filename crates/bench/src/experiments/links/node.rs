@@ -8,9 +8,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use pdp_e2e::{TestMachine, TestNode, eventually, meter};
 use pdp_memif::{ConnectionState, MemifClient, MemifSettings};
 use pdp_net::netns::within;
+use pdp_testbed::{
+    EVENTUALLY_MAX, TcpResult, TemporaryNode, TestMachine, eventually, meter, retry,
+};
 use pdp_wire::vxlan;
 
 use super::{FROM, NUMBER_AT, TO, WARM_UP};
@@ -55,7 +57,7 @@ pub(super) fn tcp(run: &mut ExperimentRun) -> Result<()> {
     // The time of window growth does not count.
     let (time, omitted) = if run.quick() { (2, 3) } else { (6, 5) };
     let bed = run.attempt("TCP", |_| {
-        let node = TestNode::start("tcp");
+        let node = TemporaryNode::start("tcp");
         node.apply(TCP);
         eventually("h1 reaches h2", || node.try_exec("tcp/h1", "ping -c1 -W1 10.0.0.2").is_ok());
         Ok(node)
@@ -72,9 +74,8 @@ pub(super) fn tcp(run: &mut ExperimentRun) -> Result<()> {
             let line = format!("iperf3 -J -c 10.0.0.2 -O {omitted} -t {time}");
             let words = node.exec("tcp/h1", &line);
             server.wait()?;
-            let result: serde_json::Value = serde_json::from_str(&words)?;
-            let bps = result["end"]["sum_received"]["bits_per_second"].as_f64();
-            Ok(vec![Reading::new("TCP", bps.context("iperf3's rate")? / 1e6, "Mbit/s")])
+            let bps = TcpResult::parse(&words)?.received_bps;
+            Ok(vec![Reading::new("TCP", bps / 1e6, "Mbit/s")])
         });
         Ok(())
     })
@@ -112,7 +113,7 @@ pub(super) fn guaranteed(run: &mut ExperimentRun) -> Result<()> {
 /// Node with ten transits to a machine behind a device. The first carries frames of this program,
 /// the others those of a generator.
 struct TransitTestbed {
-    node: TestNode,
+    node: TemporaryNode,
     _machine: TestMachine,
     mux: usize,
     from: MemifClient,
@@ -121,7 +122,7 @@ struct TransitTestbed {
 
 impl TransitTestbed {
     fn start(mux: usize) -> Result<Self> {
-        let mut node = TestNode::prepare("links");
+        let mut node = TemporaryNode::prepare("links");
         let machine = node.machine("mB", "extB");
         machine.run("ip addr add 192.0.2.2/24 dev eth0");
         node.namespace().run("ip addr add 192.0.2.1/24 dev extB");
@@ -138,10 +139,9 @@ impl TransitTestbed {
         let mut from = MemifClient::new(&socket, 0, "bench", MemifSettings::default())?;
         eventually("memif", || from.poll() == ConnectionState::Up);
         let mut bed = Self { node, _machine: machine, mux, from, to };
-        let end = Instant::now() + pdp_e2e::EVENTUALLY_MAX;
-        while bed.delays(Duration::from_millis(50)).is_err() {
-            ensure!(Instant::now() < end, "no frame gets to the machine");
-        }
+        retry(EVENTUALLY_MAX, Duration::ZERO, "frames get to the machine", || {
+            bed.delays(Duration::from_millis(50))
+        })?;
         Ok(bed)
     }
 
@@ -188,11 +188,11 @@ impl TransitTestbed {
     }
 }
 
-fn pcap(node: &TestNode) -> std::path::PathBuf {
+fn pcap(node: &TemporaryNode) -> std::path::PathBuf {
     node.directory.join("others.pcap")
 }
 
-fn substrate(node: &TestNode, mux: usize, loaded: bool) -> String {
+fn substrate(node: &TemporaryNode, mux: usize, loaded: bool) -> String {
     let pps = OVERLOAD * CAPACITY_BPS / 8 / (OTHER_BYTES + MORE_BYTES) as u64;
     let frames = format!("frames: {}, pps: {pps}", pcap(node).display());
     let frames = if loaded { frames } else { String::new() };

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 use pdp_api::Stats;
 use pdp_container::cgroup::Cgroups;
-use pdp_e2e::TestNode;
+use pdp_testbed::{TemporaryNode, output_of};
 
 use crate::peers::pdp::{Design, batch};
 use crate::run::{ExperimentRun, Point, Reading};
@@ -113,7 +113,7 @@ fn pairs(
 
 /// Node with the router.
 struct QueueTestbed {
-    node: TestNode,
+    node: TemporaryNode,
     design: Design,
 }
 
@@ -124,7 +124,7 @@ fn mac(port: usize) -> [u8; 6] {
 
 impl QueueTestbed {
     fn start(core: usize) -> Result<Self> {
-        let (node, design) = (TestNode::start("spp"), Design::fastpath(core, 1));
+        let (node, design) = (TemporaryNode::start("spp"), Design::fastpath(core, 1));
         let bed = Self { node, design };
         bed.node.apply(&bed.substrate(|_| String::new()));
         bed.node.apply(&network());
@@ -145,8 +145,7 @@ impl QueueTestbed {
         };
         let filters: String = (0..PORTS).map(filter).collect();
         let mut apply = bed.node.pdp_command(&["fastpath", ROUTER, "apply", "-f", "-"]);
-        let output = pdp_e2e::run(&mut apply, &format!("filters:\n{filters}"));
-        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        output_of(&mut apply, &format!("filters:\n{filters}"))?;
         Ok(bed)
     }
 

@@ -8,8 +8,8 @@
 
 use anyhow::{Context, Result};
 use pdp_container::cgroup::Cgroups;
-use pdp_e2e::meter::Clock;
-use pdp_e2e::{bin, eventually};
+use pdp_testbed::meter::Clock;
+use pdp_testbed::{bin, eventually};
 
 use crate::bed::ForwardingTestbed;
 use crate::live::Load;

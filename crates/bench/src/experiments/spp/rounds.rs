@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use pdp_container::Limits;
 use pdp_container::cgroup::{CPU_PERIOD_US, Cgroups};
-use pdp_e2e::{TestNode, eventually, meter};
+use pdp_testbed::{TemporaryNode, eventually, meter, output_of};
 
 use crate::experiments::schedulers::weigh;
 use crate::peers::pdp::Design;
@@ -132,7 +132,7 @@ fn points(name: &str, rounds: &[f64], had: f64) -> Vec<Point> {
 
 /// The guests, on the last core.
 struct CoreGuests {
-    node: TestNode,
+    node: TemporaryNode,
     cgroups: Cgroups,
     cpu: usize,
     processes: Vec<u32>,
@@ -145,7 +145,7 @@ fn cgroups_of(guest: usize) -> [String; 2] {
 
 impl CoreGuests {
     fn start([mux, cpu]: [usize; 2]) -> Result<Self> {
-        let node = TestNode::start("busy");
+        let node = TemporaryNode::start("busy");
         // Engines with an eighth of the core each.
         let design =
             Design { guests: vec![1000 / GUESTS as u32; GUESTS], ..Design::plain(mux, cpu) };
@@ -204,9 +204,8 @@ spec:
         }
         let mut slice = Command::new("python3");
         slice.args(["-c", SLICE, &(slice_us * 1000).to_string()]);
-        let output = pdp_e2e::run(slice.args(self.processes.iter().map(u32::to_string)), "");
-        let error = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "slices of {slice_us} µs: {}", error.trim());
+        output_of(slice.args(self.processes.iter().map(u32::to_string)), "")
+            .with_context(|| format!("slices of {slice_us} µs"))?;
         Ok(())
     }
 
@@ -249,7 +248,7 @@ spec:
         };
         let before: Vec<usize> = (0..GUESTS).map(|guest| reports(guest).len()).collect();
         for process in &self.processes {
-            pdp_e2e::sh(&format!("kill -USR1 {process}"));
+            pdp_testbed::sh(&format!("kill -USR1 {process}"));
         }
         let mut all = Vec::new();
         for (guest, before) in before.into_iter().enumerate() {

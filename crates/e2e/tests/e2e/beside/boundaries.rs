@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use pdp_e2e::specs::two_hosts;
-use pdp_e2e::{Background, TestNode, eventually, run};
+use pdp_e2e::{Background, MonitoredProcess, TestNode, eventually, run};
 use pdp_spec::RUN_BYTES;
 use serde_json::json;
 
@@ -79,7 +79,7 @@ fn only_root_can_write_files_root_reads() {
     node.apply(&network("taps", 1, "tap", &["sleep", "1000"]));
     node.apply(&network("memifs", 1, "memif", &["sleep", "1000"]));
     let mut users: BTreeSet<(u32, u32)> = BTreeSet::from([(GROUP, GROUP)]);
-    for (pid, _) in node.processes() {
+    for MonitoredProcess { pid, .. } in node.processes() {
         let meta = fs::metadata(format!("/proc/{pid}/stat"));
         users.extend(meta.map(|meta| (meta.uid(), meta.gid())).ok());
     }
@@ -207,7 +207,7 @@ fn local_users_cannot_read_tenant_data() {
         let mut words = vec!["exec", "-n"];
         words.extend(user);
         words.extend(["secrets/h", "--", "sh", "-c", read]);
-        let text = node.try_pdp(&words).unwrap_or_else(|words| words);
+        let text = node.try_pdp(&words).unwrap_or_else(String::from);
         assert!(text.starts_with("a key\na key\n"), "{user:?}: {text}");
     }
     // An earlier daemon left world-readable files.

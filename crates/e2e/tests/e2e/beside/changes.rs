@@ -131,7 +131,8 @@ fn spec_changes_reach_running_nodes() {
         "{apiVersion: pdp/v1, kind: VirtualNetwork, metadata: {name: blue},
           spec: {nodes: {h1: {kind: host, interfaces: {eth0: {}}}}}}",
     );
-    let blue = |node: &TestNode| node.processes().iter().any(|(_, line)| line.contains("/blue/"));
+    let blue =
+        |node: &TestNode| node.processes().iter().any(|process| process.line.contains("/blue/"));
     assert!(blue(&node));
     restart(&mut node, &format!("rm -r {state}; mv {state}.old {state}"));
     eventually("blue is gone", || !blue(&node));

@@ -88,7 +88,7 @@ fn network_survives_a_crash_of_any_process() {
         pid(&r1(&node)["guests"][0]).is_some_and(|now| now != guest) && reaches(&node)
     });
     assert_eq!(restarts(&node, "g0"), Some(2));
-    assert!(node.processes().iter().all(|(pid, _)| *pid != guest), "the old one was ended");
+    assert!(node.processes().iter().all(|process| process.pid != guest), "the old one was ended");
     assert!(node.pdp(&["logs", "daemon"]).contains("ended with its shim, which was killed"));
 
     // A TAP helper: the TAPs stay, and so do the carriers.

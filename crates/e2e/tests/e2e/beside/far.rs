@@ -214,8 +214,8 @@ s.sendto(bytes([8, 0, 0, 0, 0, 0, {vni}, 0]) + b'\\xff' * 60, ('192.0.2.1', 4789
     let guests = pids(&node);
     let mut pings = outside.command("ping");
     let pings = Background::start(pings.args("-I vx7 -c1200 -i0.002 -W5 10.0.2.1".split(' ')));
-    let mux = node.processes().into_iter().find(|(_, line)| line.contains("pdp-mux"));
-    kill(mux.expect("a mux").0);
+    let mux = node.processes().into_iter().find(|process| process.line.contains("pdp-mux"));
+    kill(mux.expect("a mux").pid);
     std::thread::sleep(Duration::from_millis(200));
     node.kill_pdpd();
     std::thread::sleep(Duration::from_millis(500));

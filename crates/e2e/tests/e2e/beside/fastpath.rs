@@ -109,8 +109,8 @@ fn router_switches_between_guests_and_fast_path() {
     eventually("the new route", || routes().contains("10.3.0.0/16"));
     pings(&node);
     // A new mux gets all of it again.
-    let mux = node.processes().into_iter().find(|(_, line)| line.contains("pdp-mux"));
-    kill(mux.expect("a mux").0);
+    let mux = node.processes().into_iter().find(|process| process.line.contains("pdp-mux"));
+    kill(mux.expect("a mux").pid);
     eventually("the mux again", || node.try_exec("fastpath/h1", "ping -c1 -W1 10.2.0.2").is_ok());
     ready();
     pings(&node);

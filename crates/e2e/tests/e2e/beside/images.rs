@@ -233,8 +233,8 @@ spec:
     // Without the password the error is reported at its position,
     // and nothing is stored. Messages are broken into lines.
     let flat =
-        |words: String| words.replace('|', " ").split_whitespace().collect::<Vec<_>>().join(" ");
-    let words = flat(node.try_apply(&spec(image)).expect_err("no password"));
+        |words: &str| words.replace('|', " ").split_whitespace().collect::<Vec<_>>().join(" ");
+    let words = flat(&node.try_apply(&spec(image)).expect_err("no password"));
     assert!(words.contains("authentication required") && words.contains("image"), "{words}");
     assert_eq!(node.json(&["get"]), serde_json::json!([]));
     node.kill_pdpd();
@@ -285,7 +285,7 @@ spec:
     let unchanged = node.apply(&spec(image));
     assert!(unchanged.contains("0 changed"), "{unchanged}");
     let words =
-        flat(node.try_apply(&spec("127.0.0.1:5000/lab/none:1")).expect_err("no such image"));
+        flat(&node.try_apply(&spec("127.0.0.1:5000/lab/none:1")).expect_err("no such image"));
     assert!(words.contains("manifest unknown"), "{words}");
     node.pdp(&["images", "pull", image]);
     drop(registry);
@@ -328,7 +328,7 @@ fn hanging_pull_blocks_nobody_and_ends_with_daemon() {
     let pulls = |node: &TestNode| {
         let needle = format!("{}/", place.display());
         let processes = node.processes().into_iter();
-        processes.filter(|(_, line)| line.contains("skopeo") && line.contains(&needle)).count()
+        processes.filter(|it| it.line.contains("skopeo") && it.line.contains(&needle)).count()
     };
     let ask = |node: &TestNode| {
         let apply =

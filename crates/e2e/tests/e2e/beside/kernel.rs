@@ -91,7 +91,7 @@ fn link_between_kernel_routers_needs_no_process() {
     let guests = pids(&node);
     let mux = |node: &TestNode| {
         let mut all = node.processes().into_iter();
-        all.find(|(_, line)| line.contains("pdp-mux")).map(|(pid, _)| pid)
+        all.find(|process| process.line.contains("pdp-mux")).map(|process| process.pid)
     };
     kill(mux(&node).expect("a mux"));
     node.kill_pdpd();

@@ -98,7 +98,7 @@ fn hosts_and_routers_are_reached_by_ssh() {
         ))
     };
     for (port, name) in [(22901, "h1"), (22902, "r1"), (22903, "r2")] {
-        let mut output = Err(String::new());
+        let mut output = Ok(String::new());
         eventually("a login", || {
             output = ssh(port, "hostname");
             output.is_ok()

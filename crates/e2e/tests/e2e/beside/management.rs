@@ -5,7 +5,7 @@ use std::fs;
 use std::net::Ipv4Addr;
 
 use pdp_e2e::specs::SUBSTRATE;
-use pdp_e2e::{Background, TestMachine, TestNode, eventually, sh};
+use pdp_e2e::{Background, MonitoredProcess, TestMachine, TestNode, eventually, sh};
 
 /// Answers each name query with one address.
 const NAMES: &str = r#"
@@ -182,7 +182,7 @@ s.sendto(b'this', ('127.0.0.1', 15353)); print(s.recv(99).decode())";
 
     // Its processes belong to the node: users, limits, lifetime.
     let pid = helper(&node, "lab/h1").expect("a helper");
-    for (pid, line) in node.processes() {
+    for MonitoredProcess { pid, line, .. } in node.processes() {
         if !line.contains("passt") && !line.contains("pdp-management") {
             continue;
         }
@@ -207,7 +207,7 @@ s.sendto(b'this', ('127.0.0.1', 15353)); print(s.recv(99).decode())";
     // A new published port needs no restart of the node. A port
     // in use is reported, and published once it is free.
     let other = lab().replace("18080:80", "8099:80");
-    let refused = node.try_apply(&other).unwrap_or_else(|error| error);
+    let refused = node.try_apply(&other).unwrap_or_else(String::from);
     let error = "port 127.0.0.1:8099 is in use by another program of the machine";
     eventually("the port is told", || {
         refused.contains(error) || node.pdp(&["get"]).contains(error)
@@ -220,7 +220,7 @@ s.sendto(b'this', ('127.0.0.1', 15353)); print(s.recv(99).decode())";
     node.pdp(&["delete", "lab"]);
     eventually("nothing is left", || {
         let ours = |line: &String| line.contains("passt") || line.contains("pdp-management");
-        !node.processes().iter().any(|(_, line)| ours(line))
+        !node.processes().iter().any(|process| ours(&process.line))
     });
 }
 

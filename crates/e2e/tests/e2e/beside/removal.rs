@@ -83,7 +83,7 @@ fn has_messed(node: &TestNode, name: &str) -> bool {
 
 /// Running processes of acme.
 fn running(node: &TestNode) -> Vec<String> {
-    let all = node.processes().into_iter().map(|(_, words)| words);
+    let all = node.processes().into_iter().map(|process| process.line);
     all.filter(|words| words.contains("sleep 1000") || words.contains("sleep 1001")).collect()
 }
 

@@ -164,7 +164,7 @@ fn start(
 
 /// Number of processes of the node with [`MARK`] in their command line.
 fn marked(node: &TestNode) -> usize {
-    node.processes().iter().filter(|(_, line)| line.contains(MARK)).count()
+    node.processes().iter().filter(|process| process.line.contains(MARK)).count()
 }
 
 /// Bytes of the logs of evil's writing host, and true if an older half exists.

@@ -116,8 +116,8 @@ fn filters_outlast_their_program_and_the_mux() {
     assert_eq!((received(&node), counted(&node, "3")), (5, 15));
 
     // A new mux gets all that the program wants, and counts from 0.
-    let mux = node.processes().into_iter().find(|(_, line)| line.contains("pdp-mux"));
-    kill(mux.expect("a mux").0);
+    let mux = node.processes().into_iter().find(|process| process.line.contains("pdp-mux"));
+    kill(mux.expect("a mux").pid);
     let listed = || node.try_pdp(&["fastpath", "lab/r1", "filters"]).is_ok();
     eventually("the mux again", || listed() && is_there(&node));
     node.pdp(&["wait", "lab", "--for", "ready", "--timeout", "60s"]);

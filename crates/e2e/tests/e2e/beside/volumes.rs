@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use pdp_e2e::specs::SUBSTRATE;
-use pdp_e2e::{TestNode, eventually, kill};
+use pdp_e2e::{CommandError, TestNode, eventually, kill};
 
 /// A host of a vnet `red` with these keys.
 fn network(keys: &str) -> String {
@@ -19,7 +19,7 @@ fn file(node: &TestNode, name: &str) -> PathBuf {
     node.directory.join("state/volumes/red.h1").join(format!("{name}.ext4"))
 }
 
-fn shell(node: &TestNode, of: &str, script: &str) -> Result<String, String> {
+fn shell(node: &TestNode, of: &str, script: &str) -> Result<String, CommandError> {
     node.try_pdp(&["exec", of, "--", "sh", "-c", script])
 }
 

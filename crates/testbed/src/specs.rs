@@ -1,4 +1,4 @@
-//! Specs that several tests use.
+//! Specs that several programs and tests use.
 
 /// The mux on one CPU, a forwarding engine on the other.
 pub const SUBSTRATE: &str = r#"
