@@ -8,7 +8,6 @@ use pdp_api::{NodeStats, PortStats};
 use crate::node::{DemoNode, InterfaceCounts, interface_counters};
 use crate::outside::{ExternalMachine, OUTSIDE};
 use crate::paths;
-use crate::shell::run;
 
 /// Sums over a node's ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -106,15 +105,15 @@ impl CounterSample {
             interfaces.values().map(|interface| interface.dropped).sum()
         };
         let mut underlay_dropped = 0;
-        for netns in [paths::underlay(), paths::node()] {
-            let text = run(Some(&netns), &["cat", "/proc/net/dev"])?;
+        for machine in [paths::underlay(), paths::node()] {
+            let text = machine.finish(&["cat", "/proc/net/dev"])?;
             underlay_dropped += dropped(&interface_counters(&text));
         }
         for &(vnet, ports) in outside_of() {
             let control = node.kernel_counters(&format!("{vnet}/r1"))?;
             for (port, machine) in ports {
-                let netns = ExternalMachine::named(machine)?.netns();
-                let text = run(Some(&netns), &["cat", "/proc/net/dev", "/proc/net/snmp"])?;
+                let outside_machine = ExternalMachine::named(machine)?.machine();
+                let text = outside_machine.finish(&["cat", "/proc/net/dev", "/proc/net/snmp"])?;
                 let counters = interface_counters(&text);
                 underlay_dropped += dropped(&counters);
                 outside_lost.insert((vnet, *port), udp_lost(&text).unwrap_or(0));

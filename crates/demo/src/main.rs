@@ -14,7 +14,6 @@ mod node;
 mod outside;
 mod paths;
 mod run;
-mod shell;
 mod soak;
 mod table;
 mod traffic;

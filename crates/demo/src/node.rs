@@ -2,72 +2,65 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use pdp_api::{NodeStats, RouteEntry, Stats, SubstrateStatus, VnetStatus};
+use pdp_testbed::{PdpNode, bin, finish};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use crate::{paths, shell};
+use crate::paths;
 
 /// File with the output of `pdp up`, in the run directory.
 const UP_LOG: &str = "up.log";
 
 /// The node.
-pub struct DemoNode {
-    pdp: PathBuf,
-}
+pub struct DemoNode(PdpNode);
 
 impl DemoNode {
-    /// Uses the `pdp` command beside this program.
-    pub fn new() -> Result<Self> {
-        let here = std::env::current_exe()?;
-        let directory = here.parent().context("this program's directory")?;
-        let pdp = directory.join("pdp");
-        ensure!(pdp.exists(), "{} is missing; run `make` first", pdp.display());
-        Ok(Self { pdp })
-    }
-
-    /// Path of the daemon's socket.
-    pub fn socket() -> String {
-        paths::run().join("pdpd.sock").to_string_lossy().into_owned()
+    /// The demo's node, with the `pdp` command beside this program.
+    pub fn new() -> Self {
+        Self(paths::pdp_node())
     }
 
     /// Command line that reaches the node, for users.
     pub fn command_line(&self) -> String {
-        format!("{} --socket {}", self.pdp.display(), Self::socket())
+        format!("{} --socket {}", bin("pdp").display(), self.0.socket().display())
     }
 
     /// Returns the command of a verb, without running it.
     pub fn command(&self, words: &[&str]) -> Command {
-        let pdp = self.pdp.to_string_lossy();
-        let socket = Self::socket();
-        let words = [&[&*pdp, "--socket", &*socket], words].concat();
-        let mut command = shell::command(Some(&paths::node()), &words);
-        command.env("NO_COLOR", "1");
+        let mut command = self.0.pdp_command(words);
+        command.stdin(Stdio::null());
         command
     }
 
     /// Runs a verb to its end, and returns its output.
     pub fn pdp(&self, words: &[&str]) -> Result<String> {
-        let shown = [&["pdp"], words].concat();
-        shell::finish(&mut self.command(words), &shown)
+        Ok(finish(&mut self.command(words))?)
+    }
+
+    /// Applies these YAML documents.
+    pub fn apply(&self, yaml: &str) -> Result<()> {
+        self.0.try_apply(yaml)?;
+        Ok(())
     }
 
     /// Starts the daemon unless it runs, and brings the spec up, if given.
     pub fn up(&self, spec: Option<&Path>) -> Result<()> {
-        let (base, state) = (paths::base(), paths::state());
-        let arguments = format!(
-            "--state-dir {} --cgroup {base} --bpf-pin-dir /sys/fs/bpf/{base}",
-            state.display()
-        );
+        let arguments = self.0.daemon_arguments().join(" ");
         // The daemon must not inherit a pipe whose end this program waits for.
         let log = logfile()?;
-        let status = self
-            .command(&["up", "--daemon-args", &arguments])
+        let up = self.command(&["up", "--daemon-args", &arguments]);
+        // The daemon runs in the namespace that it is started in.
+        let status = paths::node()
+            .enter(&up.get_program().to_string_lossy())
+            .args(up.get_args())
             .args(spec.iter().flat_map(|spec| [Path::new("-f"), spec]))
+            .env("NO_COLOR", "1")
+            .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
             .status()?;
@@ -78,7 +71,7 @@ impl DemoNode {
 
     /// Stops the node and removes its state.
     pub fn down(&self) -> Result<()> {
-        if Path::new(&Self::socket()).exists() {
+        if self.0.socket().exists() {
             self.pdp(&["down", "--purge"])?;
         }
         for directory in [paths::run(), paths::state()] {

@@ -3,13 +3,14 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use ipnet::IpNet;
+use pdp_testbed::{TestMachine, ip_batch, remove_machines, try_sh};
 
 use crate::paths;
-use crate::shell::{POLL_PAUSE, background, command, run, script, wait};
+use crate::run::wait;
 use crate::table::AnnouncementTable;
 
 /// External machine at each port of each vnet's `r1`.
@@ -26,9 +27,6 @@ const NO_OFFLOADS: &str = "tx off gso off tso off gro off";
 /// MTU inside a VXLAN tunnel and inside Ethernet in UDP, over 1500 bytes of IPv4.
 const VXLAN_MTU: u32 = 1450;
 const UDP_MTU: u32 = 1458;
-
-/// Longest wait for killed processes to end.
-const END_MAX: Duration = Duration::from_secs(20);
 
 /// Kind of a machine's tunnel to the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,9 +152,9 @@ impl ExternalMachine {
         found.with_context(|| format!("there is no external machine {name}"))
     }
 
-    /// Network namespace.
-    pub fn netns(&self) -> String {
-        paths::netns(self.name)
+    /// Its network namespace.
+    pub fn machine(&self) -> TestMachine {
+        paths::machine(self.name)
     }
 
     fn directory(&self) -> PathBuf {
@@ -169,28 +167,16 @@ impl ExternalMachine {
 
     /// Makes the machine, including its addresses.
     fn make(&self) -> Result<()> {
-        let (netns, name, underlay) = (self.netns(), self.name, paths::underlay());
         let bridge = if self.on_a { "bridge-a" } else { "bridge-b" };
         fs::create_dir_all(self.directory())?;
-        script(
-            None,
-            &format!(
-                "ip netns add {netns}
-                 ip link add under0 netns {netns} type veth peer name {name} netns {underlay}
-                 ip -n {netns} addr add {}/24 dev under0
-                 ip -n {netns} link set lo up
-                 ip -n {netns} link set under0 up
-                 ip -n {underlay} link set {name} master {bridge} up
-                 nsenter --net=/run/netns/{netns} ethtool -K under0 {NO_OFFLOADS}
-                 nsenter --net=/run/netns/{underlay} ethtool -K {name} {NO_OFFLOADS}",
-                self.underlay(self.host)
-            ),
-        )?;
+        let machine = TestMachine::make(paths::netns(self.name))?;
+        connect(&machine, "under0", &paths::underlay(), (self.name, bridge))?;
         let (local, remote) = (self.underlay(self.host), self.underlay(1));
+        script(&machine, &format!("ip addr add {local}/24 dev under0"))?;
         let mtu = match self.tunnel {
             MachineTunnel::Vxlan(vni) => {
                 script(
-                    Some(&netns),
+                    &machine,
                     &format!(
                         "ip link add eth0 type vxlan id {vni} local {local} remote {remote} \
                          dstport 4789 dev under0
@@ -203,9 +189,9 @@ impl ExternalMachine {
                 let udp = format!("UDP4-DATAGRAM:{remote}:{port},bind={local}:{port}");
                 let tap = "TUN,tun-type=tap,tun-name=eth0,iff-no-pi";
                 let log = self.directory().join("socat.log");
-                background(&netns, &["socat", &udp, tap], &log)?;
+                machine.background(&["socat", &udp, tap], &log)?;
                 wait("socat's TAP", Duration::from_secs(10), || {
-                    run(Some(&netns), &["ip", "link", "show", "eth0"]).map(drop)
+                    script(&machine, "ip link show eth0")
                 })?;
                 UDP_MTU
             }
@@ -221,7 +207,7 @@ impl ExternalMachine {
         for gateway in self.gateways {
             lines += &format!("ip route add default via {gateway}\n");
         }
-        script(Some(&netns), &lines).map(drop)
+        script(&machine, &lines)
     }
 
     /// Starts its routing software.
@@ -256,14 +242,14 @@ impl ExternalMachine {
         for (daemon, config) in daemons {
             fs::write(path(&format!("{daemon}.conf")), format!("log stdout\n{config}"))?;
         }
-        run(None, &["chown", "-R", "frr:frr", &directory.to_string_lossy()])?;
+        try_sh(&format!("chown -R frr:frr {}", directory.display()))?;
         for (daemon, _) in daemons {
             let (socket, config) = (path("zserv.api"), path(&format!("{daemon}.conf")));
             let program = format!("/usr/lib/frr/{daemon}");
             let pid = path(&format!("{daemon}.pid"));
             let vty = directory.to_string_lossy().into_owned();
             let words = [&program, "-f", &config, "-i", &pid, "-z", &socket, "--vty_socket", &vty];
-            background(&self.netns(), &words, &directory.join(format!("{daemon}.log")))?;
+            self.machine().background(&words, &directory.join(format!("{daemon}.log")))?;
             if *daemon == "zebra" {
                 wait("zebra's socket", Duration::from_secs(20), || {
                     fs::metadata(&socket).map(drop).map_err(Into::into)
@@ -300,9 +286,9 @@ impl ExternalMachine {
         fs::write(&path, config)?;
         self.change_routes(table.moving_of(number).map(|prefix| (prefix, true)))?;
         let (config, control) = (path.to_string_lossy(), directory.join("bird.ctl"));
-        run(None, &["bird", "-p", "-c", &config])?;
+        try_sh(&format!("bird -p -c {config}"))?;
         let words = ["bird", "-f", "-c", &config, "-s", &control.to_string_lossy()];
-        background(&self.netns(), &words, &directory.join("bird.log")).map(drop)
+        self.machine().background(&words, &directory.join("bird.log")).map(drop)
     }
 
     /// Announces and withdraws prefixes.
@@ -312,48 +298,50 @@ impl ExternalMachine {
             let verb = if announced { "replace" } else { "delete" };
             lines += &format!("route {verb} blackhole {prefix} table {MOVING_TABLE}\n");
         }
-        let path = self.directory().join("changes");
-        fs::write(&path, lines)?;
-        run(Some(&self.netns()), &["ip", "-batch", &path.to_string_lossy()]).map(drop)
+        Ok(ip_batch(self.machine().enter("ip"), &lines)?)
     }
 
     /// Makes it accept datagrams for any address, without a route for the datagrams that it sends.
     pub fn accept_everything(&self) -> Result<()> {
         script(
-            Some(&self.netns()),
+            &self.machine(),
             "for family in -4 -6; do
                 ip $family route replace local default dev lo table 100
                 ip $family rule add iif eth0 pref 100 lookup 100 2>/dev/null || true
              done",
         )
-        .map(drop)
     }
+}
+
+/// Runs shell lines in a machine to their end; stops at the first failure.
+fn script(machine: &TestMachine, lines: &str) -> Result<()> {
+    machine.finish(&["sh", "-ec", lines])?;
+    Ok(())
+}
+
+/// Connects a device of a machine to a bridge of the underlay, by a port of this name.
+fn connect(
+    machine: &TestMachine,
+    device: &str,
+    underlay: &TestMachine,
+    (port, bridge): (&str, &str),
+) -> Result<()> {
+    machine.connect(device, (underlay, port), NO_OFFLOADS)?;
+    script(underlay, &format!("ip link set {port} master {bridge}"))
 }
 
 /// Makes the underlay, the node's namespace, and the external interfaces A and B.
 pub fn make_underlay() -> Result<()> {
-    let (node, underlay) = (paths::node(), paths::underlay());
     fs::create_dir_all(paths::outside())?;
-    script(
-        None,
-        &format!(
-            "ip netns add {underlay}
-             ip netns add {node}
-             ip -n {node} link set lo up
-             for side in a b; do
-               ip -n {underlay} link add bridge-$side type bridge
-               ip -n {underlay} link set bridge-$side up
-               ip link add ext-$side netns {node} type veth peer name node-$side netns {underlay}
-               ip -n {underlay} link set node-$side master bridge-$side up
-               ip -n {node} link set ext-$side up
-               nsenter --net=/run/netns/{node} ethtool -K ext-$side {NO_OFFLOADS}
-               nsenter --net=/run/netns/{underlay} ethtool -K node-$side {NO_OFFLOADS}
-             done
-             ip -n {node} addr add 192.0.2.1/24 dev ext-a
-             ip -n {node} addr add 198.51.100.1/24 dev ext-b"
-        ),
-    )
-    .map(drop)
+    let underlay = TestMachine::make(paths::underlay().netns)?;
+    let node = TestMachine::make(paths::node().netns)?;
+    for (side, address) in [("a", "192.0.2.1/24"), ("b", "198.51.100.1/24")] {
+        let (bridge, device) = (format!("bridge-{side}"), format!("ext-{side}"));
+        script(&underlay, &format!("ip link add {bridge} type bridge; ip link set {bridge} up"))?;
+        connect(&node, &device, &underlay, (&format!("node-{side}"), &bridge))?;
+        script(&node, &format!("ip addr add {address} dev {device}"))?;
+    }
+    Ok(())
 }
 
 /// Makes all external machines.
@@ -377,7 +365,7 @@ pub fn exists() -> bool {
 }
 
 /// Names of the demo's existing network namespaces.
-fn namespaces() -> Vec<String> {
+pub fn namespaces() -> Vec<String> {
     let entries = fs::read_dir("/run/netns").into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
     let prefix = paths::netns("");
@@ -386,38 +374,9 @@ fn namespaces() -> Vec<String> {
 
 /// Kills every process in the demo's namespaces, and removes the namespaces and files.
 pub fn remove() -> Result<()> {
-    let mut failed = Vec::new();
-    let mut killed = Vec::new();
-    let netnss = namespaces();
-    for netns in &netnss {
-        let pids = run(None, &["ip", "netns", "pids", netns]).unwrap_or_default();
-        for pid in pids.split_whitespace() {
-            // It may have ended meanwhile.
-            let _ = command(None, &["kill", "-9", pid]).output();
-            killed.push(pid.to_owned());
-        }
-    }
-    // A process with a full table takes a moment to end.
-    let end = Instant::now() + END_MAX;
-    while !killed.is_empty() && Instant::now() < end {
-        std::thread::sleep(POLL_PAUSE);
-        killed.retain(|pid| runs(pid));
-    }
-    if !killed.is_empty() {
-        failed.push(format!("processes survived SIGKILL for {END_MAX:?}: {killed:?}"));
-    }
-    for netns in &netnss {
-        if let Err(error) = run(None, &["ip", "netns", "delete", netns]) {
-            failed.push(error.to_string());
-        }
-    }
+    let removed = remove_machines(&namespaces());
     if paths::outside().exists() {
         fs::remove_dir_all(paths::outside())?;
     }
-    if failed.is_empty() { Ok(()) } else { bail!("{}", failed.join("\n")) }
-}
-
-/// True if a process still has its memory. A zombie has none.
-fn runs(pid: &str) -> bool {
-    fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
+    removed
 }

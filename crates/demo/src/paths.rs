@@ -5,6 +5,8 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+use pdp_testbed::{PdpNode, TestMachine};
+
 /// The demo's default name.
 pub const NAME_DEFAULT: &str = "fig1";
 
@@ -43,14 +45,24 @@ pub fn netns(machine: &str) -> String {
     format!("{}.{machine}", base())
 }
 
+/// Returns the machine with this name: the node, the underlay or an external machine.
+pub fn machine(name: &str) -> TestMachine {
+    TestMachine { netns: netns(name) }
+}
+
 /// The node's network namespace.
-pub fn node() -> String {
-    netns("node")
+pub fn node() -> TestMachine {
+    machine("node")
 }
 
 /// The network namespace with the two bridges of the underlay.
-pub fn underlay() -> String {
-    netns("underlay")
+pub fn underlay() -> TestMachine {
+    machine("underlay")
+}
+
+/// The node.
+pub fn pdp_node() -> PdpNode {
+    PdpNode::new(node().netns, base(), [run(), state()])
 }
 
 /// Run directory of the demo's daemon.

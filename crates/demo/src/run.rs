@@ -12,13 +12,13 @@ use comfy_table::Table as Sheet;
 use indicatif::{ProgressBar, ProgressStyle};
 use ipnet::IpNet;
 use pdp_api::RouteTarget;
+use pdp_testbed::{TcpResult, retry};
 
 use crate::counters::{CounterSample, PortSums};
 use crate::figure::Figure1;
 use crate::node::DemoNode;
 use crate::outside::{self, ExternalMachine};
 use crate::paths;
-use crate::shell;
 use crate::table::{AnnouncementTable, PEERS, Peers, SplitMix64};
 use crate::traffic::{self, Judgement, RunningTraffic};
 
@@ -26,6 +26,8 @@ use crate::traffic::{self, Judgement, RunningTraffic};
 const ADJACENCY_MAX: Duration = Duration::from_secs(90);
 /// Longest wait for the whole Internet table.
 const TABLE_MAX: Duration = Duration::from_secs(600);
+/// Pause between two checks of an awaited condition.
+const POLL_PAUSE: Duration = Duration::from_millis(200);
 /// Destinations drawn from the real table, and datagrams to each.
 const TARGETS: usize = 10_000;
 const ROUNDS: u64 = 5;
@@ -101,7 +103,7 @@ pub fn bring_up(
         rustix::process::geteuid().is_root(),
         "the demo makes network namespaces: run it as root"
     );
-    let node = DemoNode::new()?;
+    let node = DemoNode::new();
     if outside::exists() {
         step("removing the running demo", || remove(&node))?;
     }
@@ -126,7 +128,7 @@ pub fn bring_up(
 
 /// Removes every trace.
 pub fn down() -> Result<()> {
-    step("removing the demo", || remove(&DemoNode::new()?))
+    step("removing the demo", || remove(&DemoNode::new()))
 }
 
 /// Removes every trace of a node and of its environment.
@@ -135,6 +137,12 @@ pub fn remove(node: &DemoNode) -> Result<()> {
     // Whatever the node reports, remove everything outside it.
     outside::remove()?;
     stopped
+}
+
+/// Repeats `done` until it succeeds, for at most
+/// `limit`. Then its last error tells what is missing.
+pub fn wait(what: &str, limit: Duration, done: impl FnMut() -> Result<()>) -> Result<()> {
+    retry(limit, POLL_PAUSE, what, done)
 }
 
 /// Runs a step with a progress sign on the terminal, and prints its duration.
@@ -188,7 +196,7 @@ impl Demo {
     }
 
     fn guests_connected(&self) -> Result<()> {
-        shell::wait("forwarding guests", ADJACENCY_MAX, || {
+        wait("forwarding guests", ADJACENCY_MAX, || {
             let stats = self.node.stats()?;
             for &vnet in self.figure.vnets() {
                 let guests = self.figure.guests(vnet);
@@ -204,9 +212,9 @@ impl Demo {
 
     /// Waits until the machines at the two ends of red or blue reach each other.
     fn wait_adjacency(&self, vnet: &str) -> Result<()> {
-        let netns = ExternalMachine::named(&format!("{vnet}-x"))?.netns();
+        let machine = ExternalMachine::named(&format!("{vnet}-x"))?.machine();
         let ping = ["ping", "-c1", "-W1", "-I", "10.0.10.1", "10.0.20.1"];
-        shell::wait(vnet, ADJACENCY_MAX, || shell::run(Some(&netns), &ping).map(drop))
+        wait(vnet, ADJACENCY_MAX, || Ok(machine.finish(&ping).map(drop)?))
     }
 
     fn wait_table(&mut self, begin: Instant) -> Result<()> {
@@ -218,7 +226,7 @@ impl Demo {
             bar.set_style(style);
         }
         let (want_v4, want_v6) = (self.table.count(true) as u64, self.table.count(false) as u64);
-        let waited = shell::wait("the whole table", TABLE_MAX, || {
+        let waited = wait("the whole table", TABLE_MAX, || {
             let routes = self.node.stats_of("green", "r1")?.routes.context("no route mirror")?;
             bar.set_position((routes.routes_v4 + routes.routes_v6).min(total));
             ensure!(routes.routes_refused == 0, "{} routes refused", routes.routes_refused);
@@ -244,7 +252,7 @@ impl Demo {
             let wrong = step(&title, || {
                 // Next hops may still change while the last peer's updates come in.
                 let mut wrong = Vec::new();
-                shell::wait(&title, Duration::from_secs(60), || {
+                wait(&title, Duration::from_secs(60), || {
                     wrong = self.table_faults(guest, self.table.prefixes.len(), |prefix| {
                         self.table.announced(prefix)
                     })?;
@@ -303,10 +311,7 @@ impl Demo {
         if vnet == "green" {
             let (from, to) = (ExternalMachine::named("g0")?, ExternalMachine::named("g1")?);
             // g1 answers g0 through the router, and only that.
-            shell::run(
-                Some(&to.netns()),
-                &["ip", "route", "replace", "10.1.0.0/30", "via", "10.1.1.1"],
-            )?;
+            to.machine().finish(&["ip", "route", "replace", "10.1.0.0/30", "via", "10.1.1.1"])?;
             let ping = ping(from, None, "10.1.1.2")?;
             let tcp = iperf(from, to, None, "10.1.1.2")?;
             let targets = self.table.draw(TARGETS, &mut SplitMix64(2009));
@@ -385,7 +390,7 @@ impl Demo {
         targets.push(target);
         // Metric 0 wins over BIRD's.
         self.node.exec("green/r1", &route("replace"))?;
-        let found = shell::wait("the wrong route", Duration::from_secs(30), || {
+        let found = wait("the wrong route", Duration::from_secs(30), || {
             let (_, judgement) = self.shower(&targets, 10)?;
             ensure!(!judgement.wrong.is_empty(), "nothing was found");
             let of_it = |wrong: &traffic::Misdelivery| wrong.prefix == Some(prefix);
@@ -397,7 +402,7 @@ impl Demo {
             println!("       {prefix}, announced by g{} alone, left by {device}: found", peer + 1);
         }
         self.expect(found.is_ok(), || format!("a planted wrong route for {prefix}: {found:?}"));
-        let clean = shell::wait("the right route", Duration::from_secs(30), || {
+        let clean = wait("the right route", Duration::from_secs(30), || {
             let (_, judgement) = self.shower(&targets, 10)?;
             ensure!(judgement.wrong.is_empty(), "still wrong: {:?}", judgement.wrong.first());
             Ok(())
@@ -550,7 +555,7 @@ fn ping(from: &ExternalMachine, source: Option<&str>, to: &str) -> Result<String
     let mut words = vec!["ping", "-q", "-i", "0.05", "-W", "2", "-c", PINGS];
     words.extend(source.into_iter().flat_map(|source| ["-I", source]));
     words.push(to);
-    let text = shell::run(Some(&from.netns()), &words)?;
+    let text = from.machine().finish(&words)?;
     let loss = text.split(", ").find(|part| part.contains("packet loss")).unwrap_or("?");
     let times = text.lines().find_map(|line| line.strip_prefix("rtt min/avg/max/mdev = "));
     let average = times.and_then(|times| times.split('/').nth(1)).unwrap_or("?");
@@ -566,8 +571,8 @@ pub fn iperf(
 ) -> Result<String> {
     let log = paths::outside().join(to.name).join("iperf3.log");
     let server = ["iperf3", "-s", "-1", "-B", address, "--forceflush"];
-    let mut server = shell::background(&to.netns(), &server, &log)?;
-    let listening = shell::wait("iperf3", Duration::from_secs(10), || {
+    let mut server = to.machine().background(&server, &log)?;
+    let listening = wait("iperf3", Duration::from_secs(10), || {
         let mut output = String::new();
         fs::File::open(&log)?.read_to_string(&mut output)?;
         ensure!(output.contains("listening"), "it does not listen: {output}");
@@ -575,13 +580,11 @@ pub fn iperf(
     });
     let mut words = vec!["iperf3", "-c", address, "-t", IPERF_SECONDS, "-J"];
     words.extend(source.into_iter().flat_map(|source| ["-B", source]));
-    let text = listening.and_then(|()| shell::run(Some(&from.netns()), &words));
+    let text = listening.and_then(|()| Ok(from.machine().finish(&words)?));
     // It serves one run; without a run it would wait for ever.
     let _ = server.kill();
     let _ = server.wait();
-    let result: serde_json::Value = serde_json::from_str(&text?).context("iperf3 -J")?;
-    let bps = result["end"]["sum_received"]["bits_per_second"].as_f64().context("iperf3")?;
-    let again = result["end"]["sum_sent"]["retransmits"].as_u64().unwrap_or(0);
-    ensure!(bps > 0.0, "iperf3 carried nothing");
-    Ok(format!("{:.0} Mbit/s, {again} retransmits", bps / 1e6))
+    let TcpResult { received_bps, retransmits } = TcpResult::parse(&text?)?;
+    ensure!(received_bps > 0.0, "iperf3 carried nothing");
+    Ok(format!("{:.0} Mbit/s, {retransmits} retransmits", received_bps / 1e6))
 }

@@ -24,6 +24,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail, ensure};
 use ipnet::IpNet;
 use pdp_api::{Phase, Stats};
+use pdp_testbed::{end_on_signals, interrupted};
 
 use self::churn::PrefixChurn;
 use self::faults::{Bag, GREEN_GUESTS, SoakFault};
@@ -33,10 +34,10 @@ use crate::counters::{CounterSample, PortSums};
 use crate::figure::{Figure1, VNETS};
 use crate::node::DemoNode;
 use crate::outside::ExternalMachine;
+use crate::paths;
 use crate::run::{self, Demo, step};
 use crate::table::{AnnouncementTable, PEERS, Peers, SplitMix64};
 use crate::traffic::{self, Arrival, RunningTraffic};
-use crate::{paths, shell};
 
 /// All of Figure 1.
 const FIGURE: Figure1 = Figure1::ALL;
@@ -89,7 +90,7 @@ pub struct Options {
 
 /// Runs it, takes everything down, and writes the report.
 pub fn run(options: &Options) -> Result<()> {
-    shell::end_on_signals()?;
+    end_on_signals()?;
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let mut story = Story::new(options.seed.unwrap_or(clock.as_secs()));
     let soaked = soak(options, &mut story);
@@ -101,7 +102,7 @@ pub fn run(options: &Options) -> Result<()> {
         let log = options.report.with_extension("pdpd.log");
         let _ = std::fs::copy(paths::run().join("pdpd.log"), log);
     }
-    let node = DemoNode::new()?;
+    let node = DemoNode::new();
     let down = step("removing the demo", || {
         // A fault may have stopped the daemon, which is needed to remove the node. Without a node,
         // this fails and reports that.
@@ -159,10 +160,10 @@ fn prepare(node: &DemoNode, repo: &Path) -> Result<()> {
     for number in 1..=PEERS {
         ExternalMachine::named(&format!("g{number}"))?.accept_everything()?;
     }
-    let g1 = ExternalMachine::named("g1")?.netns();
-    shell::run(Some(&g1), &["ip", "route", "replace", "10.1.0.0/30", "via", "10.1.1.1"])?;
+    let g1 = ExternalMachine::named("g1")?.machine();
+    g1.finish(&["ip", "route", "replace", "10.1.0.0/30", "via", "10.1.1.1"])?;
     let figure1 = std::fs::read_to_string(repo.join("examples/figure1/figure1.yaml"))?;
-    faults::apply(node, &faults::engine(&figure1)?)
+    node.apply(&faults::engine(&figure1)?)
 }
 
 struct Soak<'a> {
@@ -207,7 +208,7 @@ impl Soak<'_> {
         let mut bag = Bag::new(self.story.seed);
         let mut running = churn.start();
         while self.start.elapsed() < time || self.story.baseline.is_none() {
-            ensure!(!shell::interrupted(), "interrupted");
+            ensure!(!interrupted(), "interrupted");
             let fault = (!self.story.cycles.is_multiple_of(QUIET_ONE_OF)).then(|| bag.draw());
             self.cycle(fault)?;
             self.story.cycles += 1;
@@ -377,7 +378,7 @@ impl Soak<'_> {
     }
 
     fn wait_back(&self) -> Result<()> {
-        shell::wait("recovery", BACK_MAX, || self.is_back())
+        run::wait("recovery", BACK_MAX, || self.is_back())
     }
 
     /// Succeeds if everything has recovered.
@@ -414,15 +415,11 @@ impl Soak<'_> {
             let neighbours = node.exec(&format!("{vnet}/r1"), &["vtysh", "-c", show])?;
             let count = neighbours.matches(up).count();
             ensure!(count == NEIGHBOURS, "{vnet}: {count} of {NEIGHBOURS} neighbours are up");
-            let from = ExternalMachine::named(&format!("{vnet}-x"))?.netns();
-            let ping = ["ping", "-c1", "-W1", "-I", "10.0.10.1", "10.0.20.1"];
-            shell::run(Some(&from), &ping)?;
+            let from = ExternalMachine::named(&format!("{vnet}-x"))?.machine();
+            from.finish(&["ping", "-c1", "-W1", "-I", "10.0.10.1", "10.0.20.1"])?;
             node.exec(&format!("{vnet}/h1"), &["ping", "-c1", "-W1", "10.0.20.1"])?;
         }
-        shell::run(
-            Some(&ExternalMachine::named("g0")?.netns()),
-            &["ping", "-c1", "-W1", "10.1.1.2"],
-        )?;
+        ExternalMachine::named("g0")?.machine().finish(&["ping", "-c1", "-W1", "10.1.1.2"])?;
         let birdc = |words: &[&str]| {
             node.exec("green/r1", &[&["birdc", "-s", "/run/bird.ctl", "show"], words].concat())
         };
@@ -437,7 +434,7 @@ impl Soak<'_> {
     /// Checks that must hold after every cycle.
     fn agree(&mut self, number: u64) -> Result<()> {
         let node = &self.demo.node;
-        let adds_up = shell::wait("counters", AGREE_MAX, || {
+        let adds_up = run::wait("counters", AGREE_MAX, || {
             for (vnet, stats) in node.stats()?.vnets {
                 for (name, stats) in stats.nodes {
                     let missing = PortSums::of(&stats).missing();
@@ -446,9 +443,8 @@ impl Soak<'_> {
             }
             Ok(())
         });
-        let tables = shell::wait("tables", AGREE_MAX, || {
-            node.pdp(&["routes", "red/r1", "--diff"]).map(drop)
-        });
+        let tables =
+            run::wait("tables", AGREE_MAX, || node.pdp(&["routes", "red/r1", "--diff"]).map(drop));
         if let Err(error) = adds_up {
             self.story.wrong(SoakCheck::Counters, format!("cycle {number}: {error:#}"));
         }
@@ -480,7 +476,7 @@ impl Soak<'_> {
             let table = &self.demo.table;
             let title = format!("comparing green's guest {guest} with the announcements, {when}");
             let equal = step(&title, || {
-                shell::wait("the announced table", BACK_MAX, || {
+                run::wait("the announced table", BACK_MAX, || {
                     let faults = self.demo.table_faults(guest, churn.total(table), |prefix| {
                         churn.announced(table, prefix)
                     })?;

@@ -4,10 +4,11 @@
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use pdp_testbed::finish;
 use prefix_trie::PrefixMap;
 
 /// Peers that announce the table.
@@ -44,7 +45,8 @@ impl AnnouncementTable {
         let mut table = Self::default();
         for family in ["v4", "v6"] {
             let path = directory.join(format!("internet-2022-10-29.{family}.txt.xz"));
-            let text = unpack(&path)?;
+            let unpacked = finish(Command::new("xz").arg("-dc").arg(&path));
+            let text = unpacked.context("is the package xz-utils installed?")?;
             for line in text.lines() {
                 let prefix = line.split_whitespace().next().unwrap_or_default();
                 let prefix: IpNet =
@@ -176,18 +178,6 @@ impl SplitMix64 {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
-}
-
-fn unpack(path: &Path) -> Result<String> {
-    let output = Command::new("xz")
-        .arg("-dc")
-        .arg(path)
-        .stdin(Stdio::null())
-        .output()
-        .context("xz: is the package xz-utils installed?")?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "xz -dc {}: {}", path.display(), errors.trim());
-    String::from_utf8(output.stdout).with_context(|| format!("{}", path.display()))
 }
 
 #[cfg(test)]

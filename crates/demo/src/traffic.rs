@@ -18,8 +18,8 @@ use anyhow::{Context, Result, ensure};
 use ipnet::IpNet;
 
 use crate::outside::ExternalMachine;
+use crate::paths;
 use crate::table::{PEERS, Peers};
-use crate::{paths, shell};
 
 /// UDP port of all datagrams.
 pub const PORT: u16 = 9000;
@@ -176,20 +176,21 @@ impl RunningTraffic {
         let lines: String = targets.iter().map(|target| format!("{target}\n")).collect();
         std::fs::write(&list, lines)?;
         let start = |machine: &ExternalMachine, words: &[&str]| {
-            let mut command = shell::command(Some(&machine.netns()), words);
+            let mut command = machine.machine().enter(&me);
+            command.args(words);
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("pdp-demo")
         };
         let mut running = Vec::new();
         for sink in sinks {
             let out = paths::outside().join(format!("{}.arrivals", sink.name));
-            let mut child = start(sink, &[&me, "sink", &out.to_string_lossy(), &run])?;
+            let mut child = start(sink, &["sink", &out.to_string_lossy(), &run])?;
             let mut ready = String::new();
             let output = child.stdout.take().context("sink")?;
             BufReader::new(output).read_line(&mut ready)?;
             ensure!(ready.trim() == "ready", "the sink in {} did not start", sink.name);
             running.push((child, out));
         }
-        let words = [&*me, "generate", &*list.to_string_lossy(), &*run, &*rounds, &*pps];
+        let words = ["generate", &*list.to_string_lossy(), &*run, &*rounds, &*pps];
         Ok(Self { generator: start(from, &words)?, sinks: running })
     }
 
@@ -198,7 +199,8 @@ impl RunningTraffic {
     pub fn finish(mut self) -> Result<(u64, Vec<Vec<Arrival>>)> {
         drop(self.generator.stdin.take());
         let output = self.generator.wait_with_output()?;
-        let sent = shell::checked("generator", &output)?;
+        ensure!(output.status.success(), "generator: {}", output.status);
+        let sent = String::from_utf8(output.stdout)?;
         let mut arrived = Vec::new();
         for (mut child, out) in self.sinks {
             drop(child.stdin.take());

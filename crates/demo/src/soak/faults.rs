@@ -1,17 +1,19 @@
 //! Faults of a soak: kinds, the draw with a seed, and their injection.
 
-use std::fs;
 use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use pdp_testbed::MonitoredProcess;
+use pdp_testbed::specs::two_hosts;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::leaks::{self, MonitoredProcess};
+use super::leaks;
 use crate::figure::VNETS;
 use crate::node::DemoNode;
+use crate::paths;
+use crate::run::wait;
 use crate::table::SplitMix64;
-use crate::{paths, shell};
 
 /// Duration of a stopped guest, an interface or a link down, a missing daemon, or a capture.
 const OUTAGE: Duration = Duration::from_secs(1);
@@ -23,25 +25,12 @@ pub const GREEN_GUESTS: usize = 2;
 const GREEN_POWER: &str = "0.6";
 const SCALES: [(usize, &str); 2] = [(4, GREEN_POWER), (1, "0.3")];
 
-/// A temporary vnet on its own engine ([`engine`]).
-const LAB: &str = "
-apiVersion: pdp/v1
-kind: VirtualNetwork
-metadata: {name: lab}
-spec:
-  nodes:
-    r1:
-      kind: router
-      interfaces: {eth0: {addresses: [10.1.0.1/24]}, eth1: {addresses: [10.2.0.1/24]}}
-      dataPlane: {power: 0.1}
-    h1: {kind: host, interfaces: {eth0: {addresses: [10.1.0.2/24], gateways: [10.1.0.1]}}}
-    h2: {kind: host, interfaces: {eth0: {addresses: [10.2.0.2/24], gateways: [10.2.0.1]}}}
-  links:
-    - endpoints: [\"r1:eth0\", \"h1:eth0\"]
-    - endpoints: [\"r1:eth1\", \"h2:eth0\"]
-";
+/// A temporary vnet on its own engine ([`engine`]), whose router has this power.
+fn lab(power: f32) -> String {
+    two_hosts("lab", &format!("{{power: {power}}}"))
+}
 
-/// The substrate of Figure 1 with an engine for [`LAB`].
+/// The substrate of Figure 1 with an engine for [`lab`].
 pub fn engine(figure1: &str) -> Result<String> {
     let substrate = figure1.split("\n---").next().unwrap_or_default();
     let (before, after) = substrate.split_once("    fe1:").context("figure1.yaml has no fe1")?;
@@ -207,9 +196,8 @@ impl SoakFault {
         match kind {
             SoakFaultKind::Underlay => {
                 let device = self.one(&["ext-a", "ext-b"]).context("no device")?;
-                let netns = paths::node();
-                let set =
-                    |state| shell::run(None, &["ip", "-n", &netns, "link", "set", device, state]);
+                let node = paths::node();
+                let set = |state| node.finish(&["ip", "link", "set", device, state]);
                 set("down")?;
                 std::thread::sleep(OUTAGE);
                 set("up")?;
@@ -230,9 +218,9 @@ impl SoakFault {
                 Ok(format!("{guests} guests"))
             }
             SoakFaultKind::Vnet => {
-                apply(node, LAB)?;
+                node.apply(&lab(0.1))?;
                 let ping = ["ping", "-c1", "-W1", "10.2.0.2"];
-                shell::wait("lab", CHANGE_MAX, || node.exec("lab/h1", &ping).map(drop))?;
+                wait("lab", CHANGE_MAX, || node.exec("lab/h1", &ping).map(drop))?;
                 node.pdp(&["delete", "lab"])?;
                 Ok("lab".into())
             }
@@ -247,7 +235,7 @@ impl SoakFault {
                 Ok(port)
             }
             SoakFaultKind::Refused => {
-                let refused = apply(node, &LAB.replace("power: 0.1", "power: 9"));
+                let refused = node.apply(&lab(9.0));
                 ensure!(refused.is_err(), "a vnet that asks for 9 cores was not refused");
                 ensure!(node.inspect("lab").is_err(), "a refused vnet exists");
                 Ok("lab".into())
@@ -263,7 +251,7 @@ impl SoakFault {
             _ => {
                 let victim = self.victim()?;
                 signal(&victim, Signal::KILL)?;
-                shell::wait(&victim.line, CHANGE_MAX, || {
+                wait(&victim.line, CHANGE_MAX, || {
                     let alive = leaks::processes().iter().any(|one| one.pid == victim.pid);
                     ensure!(!alive, "process {} does not end", victim.pid);
                     Ok(())
@@ -309,16 +297,9 @@ fn signal(process: &MonitoredProcess, signal: Signal) -> Result<()> {
     kill_process(pid, signal).with_context(|| process.line.clone())
 }
 
-/// `pdp apply` of a text.
-pub fn apply(node: &DemoNode, spec: &str) -> Result<()> {
-    let file = paths::outside().join("applied.yaml");
-    fs::write(&file, spec)?;
-    node.pdp(&["apply", "-f", &file.to_string_lossy()]).map(drop)
-}
-
 fn scale(node: &DemoNode, guests: usize, power: &str) -> Result<()> {
     node.pdp(&["scale", "green/r1", &guests.to_string(), "--power", power])?;
-    shell::wait("green's forwarding guests", CHANGE_MAX, || {
+    wait("green's forwarding guests", CHANGE_MAX, || {
         let router = node.stats_of("green", "r1")?;
         let connected = router.guests.values().filter(|guest| guest.connected).count();
         ensure!(connected == guests, "{connected} of {guests} are connected");
@@ -348,7 +329,7 @@ mod tests {
     #[test]
     fn the_substrate_gets_an_engine() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/figure1/figure1.yaml");
-        let substrate = engine(&fs::read_to_string(path).unwrap()).unwrap();
+        let substrate = engine(&std::fs::read_to_string(path).unwrap()).unwrap();
         assert!(substrate.contains("kind: Substrate") && substrate.contains("    lab: {"));
         assert!(!substrate.contains("VirtualNetwork"));
     }

@@ -8,9 +8,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use pdp_testbed::MonitoredProcess;
 use rusqlite::{Connection, OpenFlags};
 
-use crate::paths;
+use crate::{outside, paths};
 
 /// Additional descriptors that a process may have: connections just open.
 const DESCRIPTORS_SLACK: u64 = 3;
@@ -32,45 +33,10 @@ const LOG_BYTES_MAX: u64 = 2 * (4 << 20);
 /// Commands that talk to the node without being part of it.
 const COMMANDS: [&str; 3] = ["pdp", "nsenter", "setsid"];
 
-/// Process of the node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MonitoredProcess {
-    /// Process ID.
-    pub pid: u32,
-    /// Program's name.
-    pub role: String,
-    /// Arguments, each followed by a space.
-    pub line: String,
-    /// Cgroup.
-    pub cgroup: String,
-}
-
-/// Processes of the node: those in its cgroup, and those whose arguments name its run directory.
+/// Processes of the node, without commands.
 pub fn processes() -> Vec<MonitoredProcess> {
-    let group = format!("/{}/", paths::base());
-    let mut found = Vec::new();
-    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Ok(pid) = entry.file_name().to_string_lossy().parse() else { continue };
-        let read = |file| {
-            let bytes = fs::read(entry.path().join(file)).unwrap_or_default();
-            String::from_utf8_lossy(&bytes).into_owned()
-        };
-        // The state follows the name in parentheses, which may contain anything.
-        if read("stat").rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z')) {
-            continue;
-        }
-        let (role, arguments, groups) =
-            (read("comm").trim().to_owned(), read("cmdline"), read("cgroup"));
-        let of = |line: &str| line.splitn(3, ':').nth(2).map(|path| format!("{path}/"));
-        let cgroup = groups.lines().filter_map(of).find(|path| path.starts_with(&group));
-        let named = |argument: &str| Path::new(argument).starts_with(paths::run());
-        if (cgroup.is_some() || arguments.split('\0').any(named))
-            && !COMMANDS.contains(&role.as_str())
-        {
-            let line = arguments.replace('\0', " ");
-            found.push(MonitoredProcess { pid, role, line, cgroup: cgroup.unwrap_or_default() });
-        }
-    }
+    let mut found = paths::pdp_node().processes();
+    found.retain(|process| !COMMANDS.contains(&process.role.as_str()));
     found
 }
 
@@ -150,15 +116,10 @@ impl ResourceSample {
     }
 }
 
-/// Remains of a removed node, one line each.
+/// Remains of a removed node and of its environment, one line each.
 pub fn leftovers() -> Vec<String> {
-    let mut left: Vec<String> = processes()
-        .iter()
-        .map(|process| format!("process {} {}", process.pid, process.line))
-        .collect();
-    for (kind, names) in resources_in_use() {
-        left.extend(names.iter().map(|name| format!("{kind}: {name}")));
-    }
+    let mut left = paths::pdp_node().leftovers(None);
+    left.extend(named_namespaces().iter().map(|path| path.display().to_string()));
     let places = [paths::run(), paths::state(), paths::outside()];
     left.extend(places.iter().filter(|place| place.exists()).map(|p| p.display().to_string()));
     left
@@ -247,35 +208,25 @@ fn kilobytes(text: &str, name: &str) -> u64 {
 }
 
 fn resources_in_use() -> BTreeMap<&'static str, BTreeSet<String>> {
-    let base = paths::base();
+    let node = paths::pdp_node();
     let shown = |paths: Vec<PathBuf>| paths.iter().map(|p| p.display().to_string()).collect();
-    let root = Path::new("/sys/fs/cgroup");
-    let hierarchies = fs::read_dir(root).into_iter().flatten().flatten().map(|e| e.path());
-    let cgroups = std::iter::once(root.to_path_buf()).chain(hierarchies).flat_map(|hierarchy| {
-        let own = hierarchy.join(&base);
-        let mut directories = below(&own);
-        directories.push(own);
-        directories
-    });
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    let mounts = mounts.lines().filter_map(|line| line.split(' ').nth(1)).map(PathBuf::from);
-    let places = [paths::run(), paths::state()];
-    let mounts = mounts.filter(|path| places.iter().any(|place| path.starts_with(place)));
-    let names = fs::read_dir("/run/netns").into_iter().flatten().flatten().map(|e| e.path());
-    let prefix = paths::netns("");
-    let own = |path: &PathBuf| {
-        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix))
-    };
-    let pins = Path::new("/sys/fs/bpf").join(&base);
+    let mut cgroups = node.cgroups();
+    let inner: Vec<PathBuf> = cgroups.iter().flat_map(|cgroup| below(cgroup)).collect();
+    cgroups.extend(inner.into_iter().filter(|path| path.is_dir()));
     let mut files = below(&paths::run());
     files.retain(|path| !is_log(path));
     BTreeMap::from([
-        ("cgroups as before", shown(cgroups.filter(|path| path.is_dir()).collect())),
-        ("mounts as before", shown(mounts.collect())),
-        ("named network namespaces as before", shown(names.filter(own).collect())),
-        ("pins as before", shown(below(&pins))),
+        ("cgroups as before", shown(cgroups)),
+        ("mounts as before", shown(node.mounts())),
+        ("named network namespaces as before", shown(named_namespaces())),
+        ("pins as before", shown(below(&node.pins()))),
         ("files in the run directory as before", shown(files)),
     ])
+}
+
+/// Files of the demo's network namespaces.
+fn named_namespaces() -> Vec<PathBuf> {
+    outside::namespaces().iter().map(|name| Path::new("/run/netns").join(name)).collect()
 }
 
 fn is_log(path: &Path) -> bool {
