@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
+pub use pdp_spec::DataPlaneKind;
+
 use crate::command::{CommandState, CommandStatus};
 use crate::specs;
 
@@ -152,29 +154,6 @@ pub enum NodeType {
     Router,
     /// A container with an ordinary IP stack.
     Host,
-}
-
-/// Kind of a router's `dataPlane` in the spec: the part that forwards its packets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum DataPlaneKind {
-    /// Forwarding guests.
-    Parallel,
-    /// The mux itself.
-    Fastpath,
-    /// The kernel, in the control guest's network namespace.
-    Kernel,
-}
-
-impl DataPlaneKind {
-    /// Word in JSON, in tables and in specs.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Parallel => "parallel",
-            Self::Fastpath => "fastpath",
-            Self::Kernel => "kernel",
-        }
-    }
 }
 
 /// Status of a node.

@@ -25,6 +25,7 @@ mod object;
 mod only;
 mod parse;
 mod path;
+mod plane;
 mod process;
 pub mod reference;
 pub mod registry;
@@ -59,6 +60,7 @@ pub use link::{
 pub use management::{Management, ManagementGrant};
 pub use object::*;
 pub use parse::{Document, parse};
+pub use plane::*;
 pub use process::NodeTask;
 pub use route::{MultipathHop, NextHop, RouteKind, RouteScope, StaticRoute, Via, WeightedHop};
 pub use source::SourceFile;

@@ -10,7 +10,7 @@ use crate::expand::{self, Expanded};
 use crate::frames;
 use crate::limits::{DIAGNOSTICS_MAX, FILE_BYTES_MAX, PCAP_BYTES_MAX};
 use crate::nearest::nearest;
-use crate::object::{DataPlane, Object};
+use crate::object::Object;
 use crate::schema;
 use crate::shape::{self, join_alternatives};
 use crate::source::SourceFile;
@@ -381,7 +381,7 @@ fn attach(
     match &mut object {
         Object::VirtualNetwork(vnet) => {
             for (node_name, node) in &mut vnet.spec.nodes {
-                let plane = node.data_plane.as_mut().and_then(DataPlane::parallel_mut);
+                let plane = node.data_plane.as_mut().and_then(|plane| plane.guests_mut());
                 let program = plane.and_then(|plane| plane.program.own_mut());
                 let program = program.map(|program| &mut program.files);
                 let own = node.files.iter_mut().map(|(path, file)| (&["files"][..], path, file));

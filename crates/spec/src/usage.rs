@@ -8,7 +8,8 @@ use std::ops::AddAssign;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{LOG_BYTES_MAX, MEMIF_REGIONS_MAX};
-use crate::object::{ImageSource, Node, NodeKind, Parallel, ProgramAttach};
+use crate::object::{ImageSource, Node, NodeKind};
+use crate::plane::{Parallel, ProgramAttach};
 
 /// Memory of a node's helpers, bytes, besides the guest's own limit.
 const HELPER_MEMORY_BYTES: u64 = 64 << 20;
@@ -182,8 +183,7 @@ impl Node {
         };
         if self.kind == NodeKind::Router {
             usage.routes = self.resources.routes.into();
-            let plane = self.plane();
-            let needs = plane.as_ref().map(|plane| plane.needs());
+            let needs = self.plane().map(|plane| plane.needs());
             if needs.is_some_and(|needs| needs.punts.is_some()) {
                 processes += 1;
                 let notifications = self.notification_bytes() * NOTIFICATION_FACTOR;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use ipnet::IpNet;
 use pdp_api::client::Client;
-use pdp_api::{DataPlaneKind, NodeStatus, RouteEntry, RoutesQuery};
+use pdp_api::{NodeStatus, NodeType, RouteEntry, RoutesQuery};
 
 use crate::daemon::complete;
 use crate::failure::CliFailure;
@@ -74,7 +74,9 @@ fn guests(node: &Option<NodeStatus>, args: &RoutesArgs) -> Result<Vec<u32>, CliF
     // The mux's own tables have the guest number 0.
     let engine = node.iter().filter_map(|node| node.engine.as_ref()).map(|_| 0);
     let numbers: Vec<u32> = guests.chain(engine).collect();
-    if node.as_ref().is_some_and(|node| node.data_plane == Some(DataPlaneKind::Kernel)) {
+    // No route mirror: the kernel forwards by itself.
+    let by_kernel = |node: &NodeStatus| node.kind == NodeType::Router && node.mirror.is_none();
+    if node.as_ref().is_some_and(by_kernel) {
         eprintln!("note: the kernel forwards with this table; there is no second one to compare");
         return Ok(numbers);
     }

@@ -24,8 +24,7 @@ use pdp_net::interface::InterfaceInfo;
 use pdp_spec::limits::{GUESTS_MAX, MILLICORES_MAX};
 use pdp_spec::units::Cores;
 use pdp_spec::{
-    DataPlane, Descriptors, Document, Existing, Intent, InterfaceFacts, Object, Tenant,
-    VirtualNetwork,
+    Descriptors, Document, Existing, Intent, InterfaceFacts, Object, Tenant, VirtualNetwork,
 };
 
 use crate::access::{AccessScope, current_requester, no_vnet};
@@ -777,17 +776,12 @@ impl DaemonCore {
         let has = network.shares().get(node);
         let mut network = VirtualNetwork::clone(network);
         let plane = network.spec.nodes.get_mut(node).and_then(|node| node.data_plane.as_mut());
-        let by_itself = match plane {
-            Some(DataPlane::Fastpath(_)) => Some("a fast path: the mux forwards by itself"),
-            Some(DataPlane::Kernel(_)) => Some("its control guest's kernel"),
-            Some(DataPlane::Parallel(_)) | None => None,
-        };
-        if let Some(hint) = by_itself {
+        if let Some(plane) = plane.as_ref().filter(|plane| plane.needs().guests.is_none()) {
             let problem = format!("vnet {vnet}: router {node} has no forwarding guests");
             return Err(Problem::new(ProblemKind::Invalid, problem)
-                .hint(format!("its data plane is {hint}")));
+                .hint(format!("its data plane is {}", plane.forwarder())));
         }
-        let (Some(has), Some(plane)) = (has, plane.and_then(DataPlane::parallel_mut)) else {
+        let (Some(has), Some(plane)) = (has, plane.and_then(|plane| plane.guests_mut())) else {
             return Err(Problem::not_found(format!("vnet {vnet}: no router {node:?}"))
                 .hint(format!("`pdp inspect {vnet}` lists its nodes")));
         };

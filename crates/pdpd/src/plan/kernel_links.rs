@@ -10,8 +10,8 @@ use pdp_net::napi;
 use pdp_net::ports::{PortRate, PortSpec};
 use pdp_spec::units::{Endpoint, QueueDepth};
 use pdp_spec::{
-    DataPlane, Link, LinkEgress, NodeKind, QUEUE_FRAMES_DEFAULT, QUEUE_FRAMES_DEFAULT_BEFORE,
-    VirtualNetworkSpec, tenant_of,
+    Link, LinkEgress, Plane, QUEUE_FRAMES_DEFAULT, QUEUE_FRAMES_DEFAULT_BEFORE, VirtualNetworkSpec,
+    tenant_of,
 };
 
 use super::kernel_tunnels::KernelTunnel;
@@ -135,16 +135,14 @@ pub(super) fn port<'a>(
 }
 
 /// Describes a node that is no router forwarded by the kernel; `None` if it is one.
-fn other_plane(spec: &VirtualNetworkSpec, node: &str) -> Option<&'static str> {
-    match spec.nodes.get(node).map(|node| (node.kind, &node.data_plane)) {
-        Some((NodeKind::Router, Some(DataPlane::Kernel(_)))) => None,
-        Some((NodeKind::Router, Some(DataPlane::Fastpath(_)))) => Some("a router of kind fastpath"),
-        Some((NodeKind::Router, Some(DataPlane::Parallel(_)) | None)) => {
-            Some("a router of kind parallel")
-        }
-        Some((NodeKind::Host, _)) => Some("a host"),
-        None => Some("no node"),
-    }
+fn other_plane(spec: &VirtualNetworkSpec, node: &str) -> Option<String> {
+    let Some(node) = spec.nodes.get(node) else { return Some("no node".into()) };
+    node.plane().map_or(Some("a host".into()), |plane| of_other_kind(&**plane))
+}
+
+/// Describes a data plane by which the kernel does not forward; `None` if it does.
+pub(super) fn of_other_kind(plane: &dyn Plane) -> Option<String> {
+    plane.needs().kernel.is_none().then(|| format!("a router of kind {}", plane.name()))
 }
 
 /// Returns the egress setting that makes frames wait, or that links in the kernel do

@@ -21,6 +21,8 @@ pub mod key;
 mod management_paths;
 mod network;
 mod node;
+#[cfg(test)]
+mod pretend;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -798,7 +800,8 @@ impl VnetPlanner<'_> {
         let mut nodes = BTreeMap::new();
         let mut mux_nodes = Vec::new();
         for (name, node) in &self.spec.nodes {
-            let planner = NodePlanner { vnet: self, name, node };
+            let plane = node.plane().map(|plane| &**plane);
+            let planner = NodePlanner { vnet: self, name, node, plane };
             let plan = planner.plan()?;
             mux_nodes.push(planner.mux_node(&plan));
             nodes.insert(name.clone(), plan);

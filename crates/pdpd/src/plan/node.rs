@@ -15,9 +15,8 @@ use pdp_net::tap::TapSpec;
 use pdp_proto::{mirror, mux, routes, tap};
 use pdp_spec::limits::POWER_MILLICORES_DEFAULT;
 use pdp_spec::{
-    BuiltIn, DataPlane, DataPlaneNeeds, Distribution, DistributionPolicy, FlowDefinition,
-    GuestProgram, KernelHooks, KnownFlow, Node, NodeKind, Parallel, ProgramAttach, Punts,
-    XdpBypass,
+    BuiltIn, DataPlaneNeeds, Distribution, DistributionPolicy, FlowDefinition, GuestProgram,
+    KernelHooks, KnownFlow, Node, NodeKind, Parallel, Plane, ProgramAttach, Punts, XdpBypass,
 };
 
 use super::commands::commands;
@@ -63,6 +62,8 @@ pub(super) struct NodePlanner<'a> {
     pub(super) vnet: &'a VnetPlanner<'a>,
     pub(super) name: &'a str,
     pub(super) node: &'a Node,
+    /// The node's data plane; `None` for a host.
+    pub(super) plane: Option<&'a dyn Plane>,
 }
 
 impl NodePlanner<'_> {
@@ -77,8 +78,8 @@ impl NodePlanner<'_> {
         hosts::show(&self.vnet.places.hosts(self.vnet.name), &mut control);
         let passed = |path, gid| DirectoryPlan { path, gid, writable: false };
         let mut directories = vec![passed(directory.join("tap"), self.helper_uid())];
-        let plane = self.node.plane();
-        let kernel = self.kernel(plane.as_ref());
+        let needs = self.plane.map(Plane::needs);
+        let kernel = needs.and_then(|needs| self.kernel(needs));
         let tap_helper = (taps.len() > kernel_links.len()).then(|| {
             let sockets = directory.join("tap");
             let trunk = sockets.join("trunk.sock");
@@ -87,7 +88,6 @@ impl NodePlanner<'_> {
             helper.ports.retain(|port| !kernel_links.contains_key(&port.vport));
             helper
         });
-        let needs = plane.as_ref().map(|plane| plane.needs());
         let slowpath = directory.join("slowpath");
         if needs.is_some() {
             // For all data planes, so that another kind restarts nothing.
@@ -357,13 +357,13 @@ impl NodePlanner<'_> {
         MirrorPlan { process, config_file, config }
     }
 
-    fn kernel(&self, plane: Option<&DataPlane>) -> Option<KernelPlan> {
-        let Some(DataPlane::Kernel(kernel)) = plane else { return None };
+    fn kernel(&self, needs: DataPlaneNeeds<'_>) -> Option<KernelPlan> {
+        let xdp_bypass = needs.kernel? == XdpBypass::Follow;
+        let borrows = needs.engines?.borrows;
         let placement = self.vnet.allocation.guests.get(self.name)?.values().next()?.clone();
-        let limits = self.power_limits(&placement, kernel.borrows());
+        let limits = self.power_limits(&placement, borrows);
         let cgroup = DaemonPaths::kernel_cgroup(self.vnet.name, self.name);
-        let xdp_bypass = kernel.kernel_hooks == XdpBypass::Follow;
-        Some(KernelPlan { cgroup, limits, placement, borrows: kernel.borrows(), xdp_bypass })
+        Some(KernelPlan { cgroup, limits, placement, borrows, xdp_bypass })
     }
 
     /// Returns the CPU limits that follow from a share of an engine.
@@ -521,8 +521,7 @@ impl NodePlanner<'_> {
             mac: tap.mac,
             mtu: tap.mtu,
         });
-        let plane = self.node.plane();
-        let router = plane.as_ref().and_then(|plane| {
+        let router = self.plane.and_then(|plane| {
             let DataPlaneNeeds { guests, punts, .. } = plane.needs();
             let Punts { filters, limits, .. } = punts?;
             let attach = match guests.map(Parallel::attach) {

@@ -229,7 +229,7 @@ impl StatusView<'_> {
         let mut words = reached_words("resources", processes, memory, hits(&plan.control.dir));
         let plane = node.guests();
         for (number, guest) in &plan.guests {
-            let Some(Parallel { processes, memory, .. }) = plane else { break };
+            let Some(&Parallel { processes, memory, .. }) = plane else { break };
             let hits = hits(&guest.container.dir);
             let of_guest = reached_words("dataPlane", processes, memory, hits);
             words.extend(of_guest.into_iter().map(|words| format!("g{number} {words}")));
@@ -491,12 +491,7 @@ impl StatusView<'_> {
     }
 
     fn data_plane(&self, vnet: &str, node: &str) -> Option<DataPlaneKind> {
-        let plane = self.model.vnets.get(vnet)?.spec.nodes.get(node)?.plane()?;
-        Some(match plane {
-            pdp_spec::DataPlane::Parallel(_) => DataPlaneKind::Parallel,
-            pdp_spec::DataPlane::Fastpath(_) => DataPlaneKind::Fastpath,
-            pdp_spec::DataPlane::Kernel(_) => DataPlaneKind::Kernel,
-        })
+        Some(self.model.vnets.get(vnet)?.spec.nodes.get(node)?.plane()?.kind())
     }
 
     fn labels(&self, vnet: &str, node: &str) -> BTreeMap<String, String> {

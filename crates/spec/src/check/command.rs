@@ -161,7 +161,7 @@ impl NodeCheck<'_, '_, '_> {
         }
     }
 
-    pub(super) fn command(&mut self, path: &[&str], command: &Command) {
+    pub(crate) fn command(&mut self, path: &[&str], command: &Command) {
         let words = match command {
             Command::Words(words) => Some(words.clone()),
             Command::Line(line) => shlex::split(line),

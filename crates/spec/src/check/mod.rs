@@ -43,6 +43,7 @@ use crate::tree::JsonPointer;
 use placed::VnetTotals;
 
 pub use image::check_images;
+pub use node::NodeCheck;
 pub use placed::{PlacedVnet, PowerShares, Vnets};
 pub use remarks::remarks;
 pub use tenant::tenant_of;

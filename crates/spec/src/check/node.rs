@@ -3,14 +3,14 @@
 use super::Reporter;
 
 /// Checks of one node.
-pub(super) struct NodeCheck<'a, 'b, 'c> {
+pub struct NodeCheck<'a, 'b, 'c> {
     pub(super) vnet: &'a str,
     pub(super) node: &'a str,
     pub(super) reporter: &'b mut Reporter<'c>,
 }
 
 impl NodeCheck<'_, '_, '_> {
-    pub(super) fn fault(
+    pub(crate) fn fault(
         &mut self,
         path: &[&str],
         message: impl Into<String>,
@@ -20,7 +20,7 @@ impl NodeCheck<'_, '_, '_> {
         self.reporter.vnet(self.vnet, &path, message, hint);
     }
 
-    pub(super) fn too_many(&mut self, path: &[&str], count: usize, max: usize) {
+    pub(crate) fn too_many(&mut self, path: &[&str], count: usize, max: usize) {
         if count > max {
             let what = path.last().copied().unwrap_or("entries");
             self.fault(path, format!("{count} {what} exceed {max}"), "remove some");

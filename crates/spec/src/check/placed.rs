@@ -9,7 +9,7 @@ use pdp_alloc::{AllocatedPower, EngineShare, LENT_LOAD_MILLICORES};
 use super::external_use::{ExternalUse, external_use};
 use super::published::{Published, published};
 use crate::link::Link;
-use crate::object::{DataPlane, Node, NodeKind, VirtualNetwork};
+use crate::object::{Node, NodeKind, VirtualNetwork};
 use crate::remains::{VnetPart, VnetParts, VnetRemains};
 use crate::usage::Usage;
 
@@ -137,7 +137,7 @@ impl VnetTotals {
             sums.usage += usage;
             let images = node.oci_images().map(owned).collect();
             sums.parts.insert(name.clone(), VnetPart { usage, images, rate_bps: 0 });
-            let plane = node.data_plane.as_ref().map(DataPlane::needs);
+            let plane = node.data_plane.as_ref().map(|plane| plane.needs());
             let asks = node.kind == NodeKind::Router && plane.is_none_or(|it| it.engines.is_some());
             sums.placed &= !asks || !shares.is_empty();
             sums.fastpath += plane.map_or(0, |plane| u64::from(plane.mux_millicores));

@@ -9,7 +9,8 @@ use pdp_alloc::{
 
 use super::{DesiredState, Existing, PowerShares, Reporter};
 use crate::limits::GUESTS_MAX;
-use crate::object::{EngineDemand, Mux, Node, VirtualNetwork};
+use crate::object::{Mux, Node, VirtualNetwork};
+use crate::plane::EngineDemand;
 use crate::units::Cores;
 
 /// Returns the minimum shares of a virtual network's vrouters if all their requests are met.

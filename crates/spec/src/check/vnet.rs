@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 
 use ipnet::IpNet;
-use pdp_proto::mux;
-use pdp_proto::slowpath::DATA_BYTES;
 
 use super::interfaces::is_link_local;
 use super::node::NodeCheck;
@@ -16,6 +14,7 @@ use crate::limits::*;
 use crate::nearest::nearest;
 use crate::object::*;
 use crate::path::{BAD_PATH, good_path, is_below};
+use crate::plane::{DataPlaneNeeds, OwnProgram, Plane, Punts};
 use crate::registry::{ImageName, NAME_BYTES_MAX, is_digest};
 use crate::tunnel::External;
 use crate::units::{BitRate, Bytes, Cores, EXTERNAL, Endpoint};
@@ -120,7 +119,7 @@ impl NodeCheck<'_, '_, '_> {
                         borrow.get_or_insert(false);
                     }
                 }
-                self.data_plane(plane);
+                self.data_plane(&**plane);
             }
         }
     }
@@ -138,7 +137,7 @@ impl NodeCheck<'_, '_, '_> {
         }
     }
 
-    fn image(&mut self, path: &[&str], image: &Image) {
+    pub(crate) fn image(&mut self, path: &[&str], image: &Image) {
         if let ImageSource::Pull(name, _) = image.source()
             && let Err(why) = ImageName::parse(name)
         {
@@ -231,7 +230,7 @@ impl NodeCheck<'_, '_, '_> {
         }
     }
 
-    fn program_files(&mut self, program: &OwnProgram) {
+    pub(crate) fn program_files(&mut self, program: &OwnProgram) {
         let key = ["dataPlane", "program", "files"];
         self.too_many(&key, program.files.len(), PROGRAM_FILES_MAX);
         let own_image = !matches!(program.image.source(), ImageSource::Host);
@@ -318,62 +317,21 @@ impl NodeCheck<'_, '_, '_> {
         }
     }
 
-    fn memory(&mut self, path: &[&str], memory: Bytes) {
+    pub(crate) fn memory(&mut self, path: &[&str], memory: Bytes) {
         if !(MEMORY_BYTES_MIN..=MEMORY_BYTES_MAX).contains(&memory.0) {
             let (min, max) = (Bytes(MEMORY_BYTES_MIN), Bytes(MEMORY_BYTES_MAX));
             self.fault(path, format!("memory {memory} is not within {min} to {max}"), "");
         }
     }
 
-    fn code(&mut self, plane: &Fastpath) {
-        let fields = match (plane.code, &plane.fields) {
-            (FastpathCode::Fields, Some(fields)) => fields,
-            (FastpathCode::Fields, None) => {
-                let hint = "add fields with a key, as in examples/labels.yaml";
-                return self.fault(&["dataPlane", "code"], "code: fields has no fields", hint);
-            }
-            (FastpathCode::Ip, Some(_)) => {
-                let hint = "set code: fields, or remove them";
-                return self.fault(&["dataPlane", "fields"], "fields need code: fields", hint);
-            }
-            (FastpathCode::Ip, None) => return,
-        };
-        let bytes: usize = fields.key.iter().map(|field| usize::from(field.bytes)).sum();
-        if bytes == 0 || bytes > KEY_BYTES_MAX {
-            let message = format!("the key has {bytes} bytes, not 1 to {KEY_BYTES_MAX}");
-            self.fault(&["dataPlane", "fields", "key"], message, "change its fields");
-        }
-        let writes = &["dataPlane", "fields", "write"];
-        self.too_many(writes, fields.write.len(), mux::WRITES_MAX);
-        for (index, write) in fields.write.iter().enumerate() {
-            let index = index.to_string();
-            let path = [&writes[..], &[&index]].concat();
-            let data = write.data.map_or(0, |data| u16::from(data.from) + u16::from(data.bytes));
-            if write.written().is_none() {
-                let hint = "give one of data, source: true and hops: true";
-                self.fault(&path, "write needs exactly one value", hint);
-            } else if usize::from(data) > DATA_BYTES {
-                let message = format!("data end at byte {data}, but a filter has {DATA_BYTES}");
-                self.fault(&path, message, "from and bytes may add up to 16");
-            }
+    pub(crate) fn plane_power(&mut self, power: Option<Cores>) {
+        if let Some(power) = power {
+            self.power(&["dataPlane", "power"], power);
         }
     }
 
-    fn data_plane(&mut self, plane: &DataPlane) {
-        match plane {
-            DataPlane::Parallel(guests) => self.guests(guests),
-            DataPlane::Fastpath(plane) => {
-                if let Some(power) = plane.power {
-                    self.power(&["dataPlane", "power"], power);
-                }
-                self.code(plane);
-            }
-            DataPlane::Kernel(plane) => {
-                if let Some(power) = plane.power {
-                    self.power(&["dataPlane", "power"], power);
-                }
-            }
-        }
+    fn data_plane(&mut self, plane: &dyn Plane) {
+        plane.check(self);
         let DataPlaneNeeds { punts, slowpath, .. } = plane.needs();
         if let Some((filters, counters)) = slowpath {
             self.too_many(&["dataPlane", "filters"], filters as usize, FILTERS_MAX as usize);
@@ -424,72 +382,7 @@ impl NodeCheck<'_, '_, '_> {
         }
     }
 
-    fn guests(&mut self, plane: &Parallel) {
-        if let Some(power) = plane.power {
-            self.power(&["dataPlane", "power"], power);
-        }
-        self.memory(&["dataPlane", "memory"], plane.memory);
-        if let GuestProgram::Own(program) = &plane.program {
-            self.command(&["dataPlane", "program", "run"], &program.run);
-            self.image(&["dataPlane", "program", "image"], &program.image);
-            self.program_files(program);
-        }
-        if plane.attach() == ProgramAttach::Runtime {
-            self.queue(plane);
-        } else {
-            // Both policies need the guest to return each frame.
-            let policy = match plane.distribution.policy {
-                DistributionPolicy::Ordered => Some("ordered"),
-                DistributionPolicy::Flowlet => Some("flowlet"),
-                DistributionPolicy::Flow
-                | DistributionPolicy::RoundRobin
-                | DistributionPolicy::Weighted => None,
-            };
-            if let Some(policy) = policy {
-                let hint = "use flow, or a program on the runtime";
-                let path = ["dataPlane", "distribution", "policy"];
-                self.fault(&path, format!("policy {policy} needs attach: runtime"), hint);
-            }
-            if plane.queue != GUEST_QUEUE_DEFAULT {
-                let hint = "remove it: other programs have their own queues";
-                self.fault(&["dataPlane", "queue"], "queue needs attach: runtime", hint);
-            }
-        }
-        if let FlowDefinition::Fields(fields) = &plane.distribution.flow {
-            let path = ["dataPlane", "distribution", "flow"];
-            self.too_many(&path, fields.len(), FIELDS_MAX);
-            if fields.is_empty() {
-                self.fault(&path, "flow has no fields", "give ip, or a list of fields");
-            }
-            for (index, field) in fields.iter().enumerate() {
-                let index = index.to_string();
-                self.field(&[&path[..], &[&index]].concat(), field.offset, field.mask.0.len());
-            }
-            self.fields(&path, fields.iter().map(|field| field.mask.0.len()).sum());
-        }
-    }
-
-    fn queue(&mut self, plane: &Parallel) {
-        let Parallel { queue, memory, .. } = *plane;
-        if !queue.is_power_of_two() {
-            let below = 1 << queue.ilog2();
-            let hint = format!("use {below} or {}", below * 2);
-            self.fault(
-                &["dataPlane", "queue"],
-                format!("queue {queue} is not a power of two"),
-                hint,
-            );
-        }
-        let needs = GUEST_MEMORY_BASE + u64::from(queue) * GUEST_MEMORY_PER_FRAME;
-        if memory.0 < needs {
-            let needs = Bytes(needs);
-            let message = format!("memory {memory} is below the {needs} that queue {queue} needs");
-            let hint = format!("set memory to {needs}, or a smaller queue");
-            self.fault(&["dataPlane", "memory"], message, hint);
-        }
-    }
-
-    fn fields(&mut self, path: &[&str], bytes: usize) {
+    pub(crate) fn fields(&mut self, path: &[&str], bytes: usize) {
         if bytes > FIELDS_BYTES_MAX {
             let message =
                 format!("the fields have {bytes} bytes together, {FIELDS_BYTES_MAX} at most");
@@ -497,7 +390,7 @@ impl NodeCheck<'_, '_, '_> {
         }
     }
 
-    fn field(&mut self, path: &[&str], offset: u16, bytes: usize) {
+    pub(crate) fn field(&mut self, path: &[&str], offset: u16, bytes: usize) {
         let end = usize::from(offset) + bytes;
         if end > FRAME_BYTES_MAX {
             let message = format!("the field ends at byte {end}, but a frame at {FRAME_BYTES_MAX}");

@@ -2,10 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use crate::plane::DataPlane;
 use crate::tree::{Tree, YamlValue};
-
-/// Default kind of a data plane.
-const PARALLEL: &str = "parallel";
 
 /// Returns a mapping without a key.
 pub(super) fn without(mut tree: Tree, key: &str) -> Tree {
@@ -25,7 +23,7 @@ fn is_whole(path: &[String]) -> bool {
 fn is_of_another_kind(path: &[String], inherited: &Tree, near: &Tree) -> bool {
     let kinds = (inherited.value.text("kind"), near.value.text("kind"));
     matches!(path, [key] if key == "dataPlane")
-        && kinds.1.is_some_and(|near| kinds.0.unwrap_or(PARALLEL) != near)
+        && kinds.1.is_some_and(|near| kinds.0.unwrap_or(DataPlane::default().name()) != near)
 }
 
 /// Merges the nearer value into the inherited one. `path`: path of both in a node or link.
