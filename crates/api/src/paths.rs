@@ -1,4 +1,5 @@
-//! The paths of the API, `/v1/…`, with their variable parts escaped.
+//! The paths of the API, `/v1/…`. A constant has its variable parts in braces, as the API's
+//! description; the function of the same name replaces them with escaped names.
 
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
@@ -56,103 +57,149 @@ pub const IMAGES: &str = "/v1/images";
 pub const AUDIT: &str = "/v1/audit";
 
 /// `DELETE`: [`ChangeEvent`](crate::ChangeEvent)s.
-pub fn tenant(tenant: &str) -> String {
-    format!("{TENANTS}/{}", segment(tenant))
-}
-
+pub const TENANT: &str = "/v1/tenants/{tenant}";
 /// `DELETE`: remove the image, by one of its names or its digest.
-pub fn image(image: &str) -> String {
-    format!("{IMAGES}/{}", segment(image))
-}
-
+pub const IMAGE: &str = "/v1/images/{image}";
 /// `DELETE`: revoke the token.
-pub fn token(id: u64) -> String {
-    format!("{TOKENS}/{id}")
-}
+pub const TOKEN: &str = "/v1/tokens/{id}";
+/// `GET`: a log of the node itself, as text.
+pub const LOGS: &str = "/v1/logs/{process}";
 
 /// `GET`: [`Vnet`](crate::Vnet). `DELETE`: [`ChangeEvent`](crate::ChangeEvent)s.
-pub fn vnet(vnet: &str) -> String {
-    format!("{VNETS}/{}", segment(vnet))
-}
-
-/// `PUT` [`ScaleRequest`](crate::ScaleRequest): [`ChangeEvent`](crate::ChangeEvent)s.
-pub fn guests(vnet: &str, node: &str) -> String {
-    format!("{VNETS}/{}/nodes/{}/guests", segment(vnet), segment(node))
-}
-
+pub const VNET: &str = "/v1/vnets/{vnet}";
 /// `POST` [`RestartRequest`](crate::RestartRequest): [`ChangeEvent`](crate::ChangeEvent)s.
-pub fn restart(vnet: &str) -> String {
-    format!("{}/restart", self::vnet(vnet))
-}
-
+pub const RESTART: &str = "/v1/vnets/{vnet}/restart";
 /// `PUT` [`LinkRequest`](crate::LinkRequest), `PATCH` [`LinkChange`](crate::LinkChange):
 /// [`ChangeEvent`](crate::ChangeEvent)s. `link` is the link's name or one of its ends, `r1:eth0`.
-pub fn link(vnet: &str, link: &str) -> String {
-    format!("{VNETS}/{}/links/{}", segment(vnet), segment(link))
-}
-
+pub const LINK: &str = "/v1/vnets/{vnet}/links/{link}";
 /// `GET`: the MAC addresses that a segment has learned, [`FdbEntry`](crate::FdbEntry). `DELETE`:
-/// forget them. `link` is as in [`link`].
-pub fn fdb(vnet: &str, link: &str) -> String {
-    format!("{}/fdb", self::link(vnet, link))
-}
+/// forget them. `link` is as in [`LINK`].
+pub const FDB: &str = "/v1/vnets/{vnet}/links/{link}/fdb";
 
+/// `PUT` [`ScaleRequest`](crate::ScaleRequest): [`ChangeEvent`](crate::ChangeEvent)s.
+pub const GUESTS: &str = "/v1/vnets/{vnet}/nodes/{node}/guests";
 /// `POST` [`ExecRequest`](crate::exec::ExecRequest): upgrade to [`crate::exec::UPGRADE`].
-pub fn exec(vnet: &str, node: &str) -> String {
-    format!("{}/exec", self::node(vnet, node))
-}
-
+pub const EXEC: &str = "/v1/vnets/{vnet}/nodes/{node}/exec";
 /// `GET`: [`RouteLine`](crate::RouteLine)s.
-pub fn routes(vnet: &str, node: &str) -> String {
-    format!("{}/routes", self::node(vnet, node))
-}
-
+pub const ROUTES: &str = "/v1/vnets/{vnet}/nodes/{node}/routes";
+/// `GET`: a log of a process of a vnet's node, as text.
+pub const NODE_LOGS: &str = "/v1/vnets/{vnet}/nodes/{node}/logs/{process}";
 /// `GET`: [`FastpathFilters`](crate::FastpathFilters). `POST`
 /// [`FastpathChange`](crate::FastpathChange): [`FastpathChanged`](crate::FastpathChanged).
-pub fn fastpath_filters(vnet: &str, node: &str) -> String {
-    format!("{}/fastpath/filters", self::node(vnet, node))
-}
-
+pub const FASTPATH_FILTERS: &str = "/v1/vnets/{vnet}/nodes/{node}/fastpath/filters";
 /// `GET`: [`FastpathCounters`](crate::FastpathCounters).
-pub fn fastpath_counters(vnet: &str, node: &str) -> String {
-    format!("{}/fastpath/counters", self::node(vnet, node))
-}
-
+pub const FASTPATH_COUNTERS: &str = "/v1/vnets/{vnet}/nodes/{node}/fastpath/counters";
 /// `GET`: [`FastpathQueues`](crate::FastpathQueues).
-pub fn fastpath_queues(vnet: &str, node: &str) -> String {
-    format!("{}/fastpath/queues", self::node(vnet, node))
-}
-
+pub const FASTPATH_QUEUES: &str = "/v1/vnets/{vnet}/nodes/{node}/fastpath/queues";
 /// `POST` [`FastpathFrame`](crate::FastpathFrame): send it.
-pub fn fastpath_frames(vnet: &str, node: &str) -> String {
-    format!("{}/fastpath/frames", self::node(vnet, node))
-}
-
+pub const FASTPATH_FRAMES: &str = "/v1/vnets/{vnet}/nodes/{node}/fastpath/frames";
 /// `GET`: pcap until the client disconnects.
-pub fn capture(vnet: &str, node: &str, port: &str) -> String {
-    format!("{}/ports/{}/capture", self::node(vnet, node), segment(port))
-}
-
+pub const CAPTURE: &str = "/v1/vnets/{vnet}/nodes/{node}/ports/{port}/capture";
 /// `POST` [`TraceRequest`](crate::TraceRequest): [`Trace`](crate::Trace).
-pub fn trace(vnet: &str, node: &str, port: &str) -> String {
-    format!("{}/ports/{}/trace", self::node(vnet, node), segment(port))
+pub const TRACE: &str = "/v1/vnets/{vnet}/nodes/{node}/ports/{port}/trace";
+
+/// [`TENANT`] of these names.
+pub fn tenant(tenant: &str) -> String {
+    fill(TENANT, &[tenant])
 }
 
-/// `GET`: a log of the node itself, as text.
+/// [`IMAGE`] of these names.
+pub fn image(image: &str) -> String {
+    fill(IMAGE, &[image])
+}
+
+/// [`TOKEN`] of these names.
+pub fn token(id: u64) -> String {
+    fill(TOKEN, &[&id.to_string()])
+}
+
+/// [`LOGS`] of these names.
 pub fn logs(process: crate::NodeProcess) -> String {
-    match process {
-        crate::NodeProcess::Daemon => "/v1/logs/daemon".into(),
-        crate::NodeProcess::Mux => "/v1/logs/mux".into(),
-    }
+    let process = match process {
+        crate::NodeProcess::Daemon => "daemon",
+        crate::NodeProcess::Mux => "mux",
+    };
+    fill(LOGS, &[process])
 }
 
-/// `GET`: a log of a process of a vnet's node, as text.
+/// [`VNET`] of these names.
+pub fn vnet(vnet: &str) -> String {
+    fill(VNET, &[vnet])
+}
+
+/// [`RESTART`] of these names.
+pub fn restart(vnet: &str) -> String {
+    fill(RESTART, &[vnet])
+}
+
+/// [`LINK`] of these names.
+pub fn link(vnet: &str, link: &str) -> String {
+    fill(LINK, &[vnet, link])
+}
+
+/// [`FDB`] of these names.
+pub fn fdb(vnet: &str, link: &str) -> String {
+    fill(FDB, &[vnet, link])
+}
+
+/// [`GUESTS`] of these names.
+pub fn guests(vnet: &str, node: &str) -> String {
+    fill(GUESTS, &[vnet, node])
+}
+
+/// [`EXEC`] of these names.
+pub fn exec(vnet: &str, node: &str) -> String {
+    fill(EXEC, &[vnet, node])
+}
+
+/// [`ROUTES`] of these names.
+pub fn routes(vnet: &str, node: &str) -> String {
+    fill(ROUTES, &[vnet, node])
+}
+
+/// [`NODE_LOGS`] of these names.
 pub fn node_logs(vnet: &str, node: &str, process: crate::GuestProcess) -> String {
-    format!("{}/logs/{process}", self::node(vnet, node))
+    fill(NODE_LOGS, &[vnet, node, &process.to_string()])
 }
 
-fn node(vnet: &str, node: &str) -> String {
-    format!("{VNETS}/{}/nodes/{}", segment(vnet), segment(node))
+/// [`FASTPATH_FILTERS`] of these names.
+pub fn fastpath_filters(vnet: &str, node: &str) -> String {
+    fill(FASTPATH_FILTERS, &[vnet, node])
+}
+
+/// [`FASTPATH_COUNTERS`] of these names.
+pub fn fastpath_counters(vnet: &str, node: &str) -> String {
+    fill(FASTPATH_COUNTERS, &[vnet, node])
+}
+
+/// [`FASTPATH_QUEUES`] of these names.
+pub fn fastpath_queues(vnet: &str, node: &str) -> String {
+    fill(FASTPATH_QUEUES, &[vnet, node])
+}
+
+/// [`FASTPATH_FRAMES`] of these names.
+pub fn fastpath_frames(vnet: &str, node: &str) -> String {
+    fill(FASTPATH_FRAMES, &[vnet, node])
+}
+
+/// [`CAPTURE`] of these names.
+pub fn capture(vnet: &str, node: &str, port: &str) -> String {
+    fill(CAPTURE, &[vnet, node, port])
+}
+
+/// [`TRACE`] of these names.
+pub fn trace(vnet: &str, node: &str, port: &str) -> String {
+    fill(TRACE, &[vnet, node, port])
+}
+
+/// Replaces the variable parts of a path, in order.
+fn fill(path: &str, names: &[&str]) -> String {
+    let mut names = names.iter();
+    let mut part = |part: &str| match part.starts_with('{') {
+        true => names.next().map_or_else(String::new, |name| segment(name)),
+        false => part.to_owned(),
+    };
+    path.split('/').map(&mut part).collect::<Vec<_>>().join("/")
 }
 
 fn segment(name: &str) -> String {

@@ -1,5 +1,5 @@
-//! Authentication and authorization: who the client is, and the one
-//! table of what each request requires.
+//! Authentication and authorization: who the client is, and what it may do. The
+//! API's table of endpoints says which permission each request requires.
 //!
 //! | role | may |
 //! |---|---|
@@ -9,7 +9,7 @@
 //!
 //! If a vnet is outside the client's scope, the answer is the same as
 //! for a vnet that does not exist. It is given before anything checks
-//! whether the vnet exists. A request without a rule is refused.
+//! whether the vnet exists. A method without an endpoint is refused.
 
 pub mod audit;
 
@@ -177,82 +177,6 @@ impl Permission {
             Problem::new(ProblemKind::Forbidden, format!("the role {role} may not do this"));
         Err(problem.hint("ask an operator"))
     }
-}
-
-/// Duration of the answer to a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ResponseMode {
-    /// Once: at once, or after a change.
-    Whole,
-    /// A session, which lasts as long as there is something to send.
-    Session,
-}
-
-/// Permission required by each request. `http`'s tests compare it with the API description.
-const RULES: &[(&str, &str, Permission)] = &[
-    ("GET", "/v1/openapi.json", Permission::Known),
-    ("GET", "/v1/pdp-v1.json", Permission::Known),
-    ("GET", "/v1/version", Permission::Known),
-    ("GET", "/v1/vnets", Permission::Known),
-    ("GET", "/v1/stats", Permission::Known),
-    ("GET", "/v1/watch", Permission::Known),
-    ("GET", "/v1/substrate", Permission::Known),
-    ("GET", "/v1/tenants", Permission::Known),
-    ("GET", "/v1/audit", Permission::Known),
-    ("GET", "/v1/images", Permission::Known),
-    ("POST", "/v1/images", Permission::Apply),
-    ("DELETE", "/v1/images/{image}", Permission::Apply),
-    ("DELETE", "/v1/images", Permission::Apply),
-    ("GET", "/v1/doctor", Permission::ReadNode),
-    ("GET", "/v1/logs/{process}", Permission::ReadNode),
-    ("GET", "/v1/tokens", Permission::ReadNode),
-    ("POST", "/v1/tokens", Permission::ChangeNode),
-    ("DELETE", "/v1/tokens/{id}", Permission::ChangeNode),
-    ("DELETE", "/v1/tenants/{tenant}", Permission::ChangeNode),
-    ("DELETE", "/v1/substrate", Permission::ChangeNode),
-    ("POST", "/v1/up", Permission::ChangeNode),
-    ("POST", "/v1/down", Permission::ChangeNode),
-    ("POST", "/v1/apply", Permission::Apply),
-    ("GET", "/v1/vnets/{vnet}", Permission::ReadVnet),
-    ("GET", "/v1/vnets/{vnet}/links/{link}/fdb", Permission::ReadVnet),
-    ("DELETE", "/v1/vnets/{vnet}/links/{link}/fdb", Permission::ChangeVnet),
-    ("GET", "/v1/vnets/{vnet}/nodes/{node}/routes", Permission::ReadVnet),
-    ("GET", "/v1/vnets/{vnet}/nodes/{node}/logs/{process}", Permission::ReadVnet),
-    ("GET", "/v1/vnets/{vnet}/nodes/{node}/fastpath/filters", Permission::ReadVnet),
-    ("GET", "/v1/vnets/{vnet}/nodes/{node}/fastpath/counters", Permission::ReadVnet),
-    ("GET", "/v1/vnets/{vnet}/nodes/{node}/fastpath/queues", Permission::ReadVnet),
-    ("POST", "/v1/vnets/{vnet}/nodes/{node}/fastpath/filters", Permission::ChangeVnet),
-    ("POST", "/v1/vnets/{vnet}/nodes/{node}/fastpath/frames", Permission::EnterVnet),
-    ("GET", "/v1/vnets/{vnet}/nodes/{node}/ports/{port}/capture", Permission::EnterVnet),
-    ("POST", "/v1/vnets/{vnet}/nodes/{node}/ports/{port}/trace", Permission::EnterVnet),
-    ("POST", "/v1/vnets/{vnet}/nodes/{node}/exec", Permission::EnterVnet),
-    ("DELETE", "/v1/vnets/{vnet}", Permission::ChangeVnet),
-    ("POST", "/v1/vnets/{vnet}/restart", Permission::ChangeVnet),
-    ("PUT", "/v1/vnets/{vnet}/nodes/{node}/guests", Permission::ChangeVnet),
-    ("PUT", "/v1/vnets/{vnet}/links/{link}", Permission::ChangeVnet),
-    ("PATCH", "/v1/vnets/{vnet}/links/{link}", Permission::ChangeVnet),
-];
-
-/// Returns the permission that a request requires. `path` is as the API describes it.
-pub fn rule(method: &str, path: &str) -> Option<Permission> {
-    // HEAD requires the same as GET.
-    let method = if method == "HEAD" { "GET" } else { method };
-    RULES.iter().find(|rule| rule.0 == method && rule.1 == path).map(|rule| rule.2)
-}
-
-/// Paths, as the API describes them, that answer with a session.
-const SESSIONS: [&str; 6] = [
-    "/v1/watch",
-    "/v1/logs/{process}",
-    "/v1/vnets/{vnet}/nodes/{node}/routes",
-    "/v1/vnets/{vnet}/nodes/{node}/logs/{process}",
-    "/v1/vnets/{vnet}/nodes/{node}/ports/{port}/capture",
-    "/v1/vnets/{vnet}/nodes/{node}/exec",
-];
-
-/// Returns how requests to a path, as the API describes it, are answered.
-pub fn answer(path: &str) -> ResponseMode {
-    if SESSIONS.contains(&path) { ResponseMode::Session } else { ResponseMode::Whole }
 }
 
 /// Problem: no vnet has this name, or the client may not know of it.

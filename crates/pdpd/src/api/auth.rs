@@ -13,24 +13,29 @@ use axum::response::{IntoResponse, Response};
 use hyper::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
 use hyper::http::request::Parts;
 use hyper::{Method, StatusCode, Uri};
-use pdp_api::{AuditEntry, BODY_BYTES_MAX, Problem, ProblemKind, paths};
+use pdp_api::{AuditEntry, Problem, ProblemKind};
 use pdp_spec::Quota;
 use pdp_spec::limits::TENANT_AUDIT_DEFAULT;
 
 use super::answer::{AuditError, ProblemResponse, panicked};
 use super::description::JSON;
+use super::endpoints::{RequestRules, ResponseMode};
 use super::limits::RequestPermit;
 use super::stream::NDJSON;
 use super::{Api, SMALL_BODY_BYTES_MAX};
 use crate::access::audit::{self, PendingAudit};
-use crate::access::{Caller, PeerIdentity, Permission, ResponseMode, UNKNOWN_TOKEN, answer, rule};
+use crate::access::{Caller, PeerIdentity, Permission, UNKNOWN_TOKEN};
 use crate::util::now_ms;
 
 /// Interval at which the client of a session is authenticated again.
 const KNOWN_FOR: Duration = Duration::from_secs(1);
 
-/// Paths, as the API describes them, of requests that may have large bodies.
-const LARGE_BODIES: [&str; 2] = [paths::APPLY, "/v1/vnets/{vnet}/nodes/{node}/fastpath/filters"];
+/// Rules for requests to a path that does not exist. An authenticated client is told so.
+const NO_ENDPOINT: RequestRules = RequestRules {
+    permission: Permission::Known,
+    mode: ResponseMode::Whole,
+    body_bytes_max: SMALL_BODY_BYTES_MAX,
+};
 
 /// Identity that a request presents: its origin, and a token.
 type Credentials = (PeerIdentity, Option<String>);
@@ -157,19 +162,14 @@ impl RequestCheck<'_> {
         self.row.who = caller.identity.clone();
         self.row.role = Some(caller.role);
         self.row.tenant = caller.scope.tenant().map(str::to_owned);
-        let right = match path {
-            // The path does not exist; an authenticated client is told so.
-            None => Permission::Known,
-            Some(path) => rule(parts.method.as_str(), path)
-                .ok_or_else(|| Problem::new(ProblemKind::Invalid, "no such method"))?,
-        };
-        right.check(&caller, self.row.vnet.as_deref())?;
+        let found = path.map_or(Some(NO_ENDPOINT), |path| self.api.rules.find(&parts.method, path));
+        let RequestRules { permission, mode, body_bytes_max } =
+            found.ok_or_else(|| Problem::new(ProblemKind::Invalid, "no such method"))?;
+        permission.check(&caller, self.row.vnet.as_deref())?;
         let room = self.api.quotas.of(&caller.scope, &quota);
-        let mut place = room.acquire(path.map_or(ResponseMode::Whole, answer))?;
-        let is_large = path.is_some_and(|path| LARGE_BODIES.contains(&path));
-        let bytes_max = if is_large { BODY_BYTES_MAX } else { SMALL_BODY_BYTES_MAX };
-        let body = room.body(&mut place, body, bytes_max).await?;
-        let begun = match right.changes() {
+        let mut place = room.acquire(mode)?;
+        let body = room.body(&mut place, body, body_bytes_max).await?;
+        let begun = match permission.changes() {
             true => Some(Arc::new(self.begin().await?)),
             false => None,
         };

@@ -7,7 +7,7 @@ use futures::{StreamExt, stream};
 use hyper::StatusCode;
 use pdp_api::{
     ApplyRequest, ChangeEvent, ChangeReport, DeleteQuery, DownRequest, FILES_MAX, LinkChange,
-    LinkRequest, Problem, ProblemKind, Progress, RestartRequest, ScaleRequest,
+    LinkRequest, Problem, ProblemKind, Progress, RestartRequest, ScaleRequest, paths,
 };
 use tokio::sync::mpsc;
 
@@ -22,7 +22,7 @@ use super::{AuthorizedRequest, Daemon};
 const PROGRESS_MAX: usize = 64;
 
 /// Applies files, or returns what would change.
-#[utoipa::path(post, path = "/v1/apply", tag = "changes", request_body = ApplyRequest, responses(
+#[utoipa::path(post, path = paths::APPLY, tag = "changes", request_body = ApplyRequest, responses(
     (status = OK, body = [ChangeEvent], content_type = "application/x-ndjson",
         description = "One line per step; the last line is the result or the problem")))]
 pub async fn apply(
@@ -40,7 +40,7 @@ pub async fn apply(
 }
 
 /// Starts everything that is stored.
-#[utoipa::path(post, path = "/v1/up", tag = "changes", responses(
+#[utoipa::path(post, path = paths::UP, tag = "changes", responses(
     (status = OK, body = [ChangeEvent], content_type = "application/x-ndjson",
         description = "One line per step; the last line is the result or the problem")))]
 pub async fn up(api: AuthorizedRequest) -> Result<Response, ProblemResponse> {
@@ -48,7 +48,7 @@ pub async fn up(api: AuthorizedRequest) -> Result<Response, ProblemResponse> {
 }
 
 /// Stops all vnets and the mux.
-#[utoipa::path(post, path = "/v1/down", tag = "changes", request_body = DownRequest, responses(
+#[utoipa::path(post, path = paths::DOWN, tag = "changes", request_body = DownRequest, responses(
     (status = OK, body = [ChangeEvent], content_type = "application/x-ndjson",
         description = "One line per step; the last line is the result or the problem")))]
 pub async fn down(
@@ -59,7 +59,7 @@ pub async fn down(
 }
 
 /// Stops and deletes a vnet, or some of its nodes with their links.
-#[utoipa::path(delete, path = "/v1/vnets/{vnet}", tag = "vnets",
+#[utoipa::path(delete, path = paths::VNET, tag = "vnets",
     params(("vnet" = String, Path, description = "Its name"), DeleteQuery), responses(
     (status = OK, body = [ChangeEvent], content_type = "application/x-ndjson",
         description = "One line per step; the last line is the result or the problem")))]
@@ -82,7 +82,7 @@ pub async fn delete_vnet(
 }
 
 /// Deletes the substrate; refused while vnets exist.
-#[utoipa::path(delete, path = "/v1/substrate", tag = "node", responses(
+#[utoipa::path(delete, path = paths::SUBSTRATE, tag = "node", responses(
     (status = OK, body = [ChangeEvent], content_type = "application/x-ndjson",
         description = "One line per step; the last line is the result or the problem")))]
 pub async fn delete_substrate(api: AuthorizedRequest) -> Result<Response, ProblemResponse> {
@@ -90,7 +90,7 @@ pub async fn delete_substrate(api: AuthorizedRequest) -> Result<Response, Proble
 }
 
 /// Deletes a tenant and its tokens; refused while it has vnets.
-#[utoipa::path(delete, path = "/v1/tenants/{tenant}", tag = "access",
+#[utoipa::path(delete, path = paths::TENANT, tag = "access",
     params(("tenant" = String, Path, description = "Its name")), responses(
     (status = OK, body = [ChangeEvent], content_type = "application/x-ndjson",
         description = "One line per step; the last line is the result or the problem")))]
@@ -102,7 +102,7 @@ pub async fn delete_tenant(
 }
 
 /// Changes the number of a router's forwarding guests, without loss.
-#[utoipa::path(put, path = "/v1/vnets/{vnet}/nodes/{node}/guests", tag = "vnets",
+#[utoipa::path(put, path = paths::GUESTS, tag = "vnets",
     params(
         ("vnet" = String, Path, description = "The vnet"),
         ("node" = String, Path, description = "The router")),
@@ -121,7 +121,7 @@ pub async fn scale(
 }
 
 /// Restarts the processes of nodes, whether they run well or not.
-#[utoipa::path(post, path = "/v1/vnets/{vnet}/restart", tag = "vnets",
+#[utoipa::path(post, path = paths::RESTART, tag = "vnets",
     params(("vnet" = String, Path, description = "The vnet")),
     request_body = RestartRequest, responses(
     (status = OK, body = [ChangeEvent], content_type = "application/x-ndjson",
@@ -138,7 +138,7 @@ pub async fn restart(
 }
 
 /// Sets a link up or down. A link that is set down silently keeps the carrier of both ends.
-#[utoipa::path(put, path = "/v1/vnets/{vnet}/links/{link}", tag = "vnets",
+#[utoipa::path(put, path = paths::LINK, tag = "vnets",
     params(
         ("vnet" = String, Path, description = "The vnet"),
         ("link" = String, Path, description = "Its name, or one of its ends: `r1:eth0`")),
@@ -155,7 +155,7 @@ pub async fn set_link(
 
 /// Changes the impairments of a link's ends: rate, queue, delay, loss and so on. The
 /// stored spec has them from then on. Frames in the queue are neither lost nor overtaken.
-#[utoipa::path(patch, path = "/v1/vnets/{vnet}/links/{link}", tag = "vnets",
+#[utoipa::path(patch, path = paths::LINK, tag = "vnets",
     params(
         ("vnet" = String, Path, description = "The vnet"),
         ("link" = String, Path, description = "Its name, or one of its ends: `r1:eth0`")),

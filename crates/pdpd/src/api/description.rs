@@ -3,7 +3,7 @@
 
 use axum::response::{IntoResponse, Response};
 use hyper::header::CONTENT_TYPE;
-use pdp_api::Problem;
+use pdp_api::{Problem, paths};
 use serde_json::{Map, Value, json};
 use utoipa::openapi::content::Content;
 use utoipa::openapi::path::{Operation, PathItem};
@@ -181,14 +181,14 @@ fn constant(schema: &Value) -> Option<(Value, Option<&str>)> {
 }
 
 /// Returns this document.
-#[utoipa::path(get, path = "/v1/openapi.json", tag = "node", responses(
+#[utoipa::path(get, path = paths::OPENAPI, tag = "node", responses(
     (status = OK, body = Object, description = "OpenAPI 3.1")))]
 pub async fn openapi() -> Response {
     ([(CONTENT_TYPE, JSON)], super::openapi()).into_response()
 }
 
 /// Returns the JSON Schema of specs.
-#[utoipa::path(get, path = "/v1/pdp-v1.json", tag = "node", responses(
+#[utoipa::path(get, path = paths::SPEC_SCHEMA, tag = "node", responses(
     (status = OK, body = Object, description = "JSON Schema, draft 2020-12",
         content_type = "application/schema+json")))]
 pub async fn spec_schema() -> Response {

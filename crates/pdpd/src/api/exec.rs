@@ -12,7 +12,7 @@ use hyper::header::{CONNECTION, UPGRADE};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use pdp_api::exec::{self, ExecFrame, ExecFrameError, ExecRequest, PAYLOAD_BYTES_MAX};
-use pdp_api::{Problem, ProblemKind};
+use pdp_api::{Problem, ProblemKind, paths};
 use pdp_container::cgroup::Session;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::unix::pipe;
@@ -36,7 +36,7 @@ const LAST_OUTPUT_WAIT: Duration = Duration::from_millis(300);
 const KEEPALIVE: Duration = Duration::from_secs(5);
 
 /// Runs a command in a guest; the connection is upgraded to `pdp-exec`.
-#[utoipa::path(post, path = "/v1/vnets/{vnet}/nodes/{node}/exec", tag = "guests",
+#[utoipa::path(post, path = paths::EXEC, tag = "guests",
     params(
         ("vnet" = String, Path, description = "The vnet"),
         ("node" = String, Path, description = "The node")),

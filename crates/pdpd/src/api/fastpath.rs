@@ -3,14 +3,14 @@
 use axum::Json;
 use pdp_api::{
     FastpathChange, FastpathChanged, FastpathCounters, FastpathCountersQuery, FastpathFilters,
-    FastpathFiltersQuery, FastpathFrame, FastpathQueues, FastpathQueuesQuery,
+    FastpathFiltersQuery, FastpathFrame, FastpathQueues, FastpathQueuesQuery, paths,
 };
 
 use super::AuthorizedRequest;
 use super::answer::{JsonBody, Params, PathParams, ProblemResponse};
 
 /// Returns filters of a router that the mux forwards for.
-#[utoipa::path(get, path = "/v1/vnets/{vnet}/nodes/{node}/fastpath/filters", tag = "fastpath",
+#[utoipa::path(get, path = paths::FASTPATH_FILTERS, tag = "fastpath",
     params(
         ("vnet" = String, Path, description = "The vnet"),
         ("node" = String, Path, description = "The router"),
@@ -25,7 +25,7 @@ pub async fn fastpath_filters(
 }
 
 /// Changes filters of a router that the mux forwards for, all or none.
-#[utoipa::path(post, path = "/v1/vnets/{vnet}/nodes/{node}/fastpath/filters", tag = "fastpath",
+#[utoipa::path(post, path = paths::FASTPATH_FILTERS, tag = "fastpath",
     params(
         ("vnet" = String, Path, description = "The vnet"),
         ("node" = String, Path, description = "The router")),
@@ -40,7 +40,7 @@ pub async fn change_fastpath(
 }
 
 /// Returns counters of a router that the mux forwards for, all from one moment.
-#[utoipa::path(get, path = "/v1/vnets/{vnet}/nodes/{node}/fastpath/counters", tag = "fastpath",
+#[utoipa::path(get, path = paths::FASTPATH_COUNTERS, tag = "fastpath",
     params(
         ("vnet" = String, Path, description = "The vnet"),
         ("node" = String, Path, description = "The router"),
@@ -55,7 +55,7 @@ pub async fn fastpath_counters(
 }
 
 /// Returns the state of the queues of a router that the mux forwards for.
-#[utoipa::path(get, path = "/v1/vnets/{vnet}/nodes/{node}/fastpath/queues", tag = "fastpath",
+#[utoipa::path(get, path = paths::FASTPATH_QUEUES, tag = "fastpath",
     params(
         ("vnet" = String, Path, description = "The vnet"),
         ("node" = String, Path, description = "The router"),
@@ -70,7 +70,7 @@ pub async fn fastpath_queues(
 }
 
 /// Sends a frame through a router that the mux forwards for.
-#[utoipa::path(post, path = "/v1/vnets/{vnet}/nodes/{node}/fastpath/frames", tag = "fastpath",
+#[utoipa::path(post, path = paths::FASTPATH_FRAMES, tag = "fastpath",
     params(
         ("vnet" = String, Path, description = "The vnet"),
         ("node" = String, Path, description = "The router")),

@@ -2,20 +2,20 @@
 
 use crate::util::error_chain;
 use axum::Json;
-use pdp_api::{AuditEntry, AuditQuery, NewToken, Problem, TenantInfo, Token, TokenRequest};
+use pdp_api::{AuditEntry, AuditQuery, NewToken, Problem, TenantInfo, Token, TokenRequest, paths};
 
 use super::AuthorizedRequest;
 use super::answer::{JsonBody, Params, PathParams, ProblemResponse};
 
 /// Returns all tenants; a tenant gets itself alone.
-#[utoipa::path(get, path = "/v1/tenants", tag = "access", responses(
+#[utoipa::path(get, path = paths::TENANTS, tag = "access", responses(
     (status = OK, body = Vec<TenantInfo>, description = "By name")))]
 pub async fn tenants(api: AuthorizedRequest) -> Result<Json<Vec<TenantInfo>>, ProblemResponse> {
     api.call(|daemon, scope| daemon.tenant_infos(scope)).await.map(Json)
 }
 
 /// Lists the tokens without their secrets.
-#[utoipa::path(get, path = "/v1/tokens", tag = "access", responses(
+#[utoipa::path(get, path = paths::TOKENS, tag = "access", responses(
     (status = OK, body = Vec<Token>, description = "By number")))]
 pub async fn tokens(api: AuthorizedRequest) -> Result<Json<Vec<Token>>, ProblemResponse> {
     let guard = api.api.guard.clone();
@@ -24,7 +24,7 @@ pub async fn tokens(api: AuthorizedRequest) -> Result<Json<Vec<Token>>, ProblemR
 }
 
 /// Creates a token. Only this response contains it.
-#[utoipa::path(post, path = "/v1/tokens", tag = "access", request_body = TokenRequest, responses(
+#[utoipa::path(post, path = paths::TOKENS, tag = "access", request_body = TokenRequest, responses(
     (status = OK, body = NewToken, description = "The token, which can't be read again")))]
 pub async fn create_token(
     api: AuthorizedRequest,
@@ -35,7 +35,7 @@ pub async fn create_token(
 }
 
 /// Revokes a token. The next request with it is refused, and its open sessions end within seconds.
-#[utoipa::path(delete, path = "/v1/tokens/{id}", tag = "access",
+#[utoipa::path(delete, path = paths::TOKEN, tag = "access",
     params(("id" = u64, Path, description = "Its number")), responses(
     (status = OK, description = "The token is revoked")))]
 pub async fn revoke_token(
@@ -47,7 +47,7 @@ pub async fn revoke_token(
 }
 
 /// Returns logged requests, oldest first; a tenant sees its own.
-#[utoipa::path(get, path = "/v1/audit", tag = "access", params(AuditQuery), responses(
+#[utoipa::path(get, path = paths::AUDIT, tag = "access", params(AuditQuery), responses(
     (status = OK, body = Vec<AuditEntry>, description = "Oldest first")))]
 pub async fn audit(
     api: AuthorizedRequest,

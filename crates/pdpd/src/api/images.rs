@@ -2,14 +2,14 @@
 
 use axum::Json;
 use axum::response::Response;
-use pdp_api::{ChangeEvent, ImageInfo, ImageQuery, PullRequest};
+use pdp_api::{ChangeEvent, ImageInfo, ImageQuery, PullRequest, paths};
 
 use super::AuthorizedRequest;
 use super::answer::{JsonBody, Params, PathParams, ProblemResponse};
 use super::change::change;
 
 /// Returns the stored images; a tenant sees its own.
-#[utoipa::path(get, path = "/v1/images", tag = "images", responses(
+#[utoipa::path(get, path = paths::IMAGES, tag = "images", responses(
     (status = OK, body = Vec<ImageInfo>, description = "By tenant and name")))]
 pub async fn images(api: AuthorizedRequest) -> Result<Json<Vec<ImageInfo>>, ProblemResponse> {
     api.call(|daemon, scope| daemon.images(scope)).await.map(Json)
@@ -17,7 +17,7 @@ pub async fn images(api: AuthorizedRequest) -> Result<Json<Vec<ImageInfo>>, Prob
 
 /// Pulls the image that a name refers to now. Running nodes keep their
 /// image until they are applied again.
-#[utoipa::path(post, path = "/v1/images", tag = "images", request_body = PullRequest, responses(
+#[utoipa::path(post, path = paths::IMAGES, tag = "images", request_body = PullRequest, responses(
     (status = OK, body = [ChangeEvent], content_type = "application/x-ndjson",
         description = "One line per step; the last line is the result or the problem")))]
 pub async fn pull_image(
@@ -28,7 +28,7 @@ pub async fn pull_image(
 }
 
 /// Removes an image, given by its digest or one of its names; refused while a node runs on it.
-#[utoipa::path(delete, path = "/v1/images/{image}", tag = "images",
+#[utoipa::path(delete, path = paths::IMAGE, tag = "images",
     params(
         ("image" = String, Path, description = "A name, a digest, or the beginning of a digest"),
         ImageQuery), responses(
@@ -42,7 +42,7 @@ pub async fn delete_image(
 }
 
 /// Removes all unused images.
-#[utoipa::path(delete, path = "/v1/images", tag = "images", params(ImageQuery), responses(
+#[utoipa::path(delete, path = paths::IMAGES, tag = "images", params(ImageQuery), responses(
     (status = OK, body = Vec<ImageInfo>, description = "The removed images")))]
 pub async fn prune_images(
     api: AuthorizedRequest,

@@ -15,10 +15,11 @@ use pdp_spec::Quota;
 use pdp_spec::limits::TENANT_SESSIONS_DEFAULT;
 use pdp_spec::shared::BODIES;
 
+use super::endpoints::ResponseMode;
 use super::{
     BODY_TIME_MAX, CALLS_MAX, STREAMS_MAX, TENANT_CALLS_MAX, TENANTS_CALLS_MAX, TENANTS_STREAMS_MAX,
 };
-use crate::access::{AccessScope, ResponseMode};
+use crate::access::AccessScope;
 
 /// Limit of the request bodies in memory at one time, bytes, of operators and
 /// viewers of the node. A body counts from when it is read until its request ends.

@@ -1,6 +1,7 @@
 //! The daemon's HTTP API over a Unix socket and TLS. This module only parses
 //! requests, writes JSON, and decides who may do what ([`access`](crate::access)).
-//! One place checks every request and writes it to the audit log.
+//! One place checks every request and writes it to the audit log. One table has
+//! a row for each endpoint (`endpoints`).
 //!
 //! [`Daemon`] is the interface to the rest of the daemon. [`serve`] runs the
 //! API on a listener of [`listen`]. Types and paths are in [`pdp_api`]. The
@@ -23,6 +24,7 @@ mod change;
 mod connection;
 mod daemon;
 mod description;
+mod endpoints;
 mod exec;
 mod fastpath;
 mod identity;
@@ -52,7 +54,6 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 pub use connection::{ConnectionTask, HttpServer};
 pub use daemon::{Captured, Daemon, RouteFn};
@@ -60,6 +61,7 @@ pub use limits::{BODIES_BYTES_MAX, TENANT_BODIES_BYTES_MAX, TENANTS_BODIES_BYTES
 pub use watch::HEARD_BYTES_MAX;
 
 use auth::AuthorizedRequest;
+use endpoints::{RuleTable, endpoints};
 use limits::RequestQuotas;
 use pdp_spec::shared::{CALLS, CONNECTIONS, SESSIONS};
 use tls::Tls;
@@ -140,6 +142,7 @@ struct Api {
     daemon: Arc<dyn Daemon>,
     guard: Arc<Authenticator>,
     audit: Audit,
+    rules: Arc<RuleTable>,
     quotas: Arc<RequestQuotas>,
     listens: Option<Listens>,
     /// Number of upgraded connections that are still served.
@@ -227,12 +230,10 @@ pub fn server(
 ) -> io::Result<(HttpServer, tokio::sync::watch::Sender<bool>)> {
     let (stopping, stopped) = tokio::sync::watch::channel(false);
     let audit = Audit::start(guard.state.clone())?;
-    let rooms = Arc::new(RequestQuotas::default());
+    let (rules, quotas) = (Arc::new(RuleTable::new()), Arc::default());
     let attended = tokio::sync::watch::Sender::new(0);
-    Ok((
-        HttpServer::new(Api { daemon, guard, audit, quotas: rooms, listens, attended, stopped }),
-        stopping,
-    ))
+    let api = Api { daemon, guard, audit, rules, quotas, listens, attended, stopped };
+    Ok((HttpServer::new(api), stopping))
 }
 
 /// Serves the API until `stop` completes, then ends all streams and commands.
@@ -312,38 +313,6 @@ fn router(api: Api) -> Router {
 }
 
 fn described() -> OpenApiRouter<Api> {
-    OpenApiRouter::with_openapi(description::Description::openapi())
-        .routes(routes!(read::version))
-        .routes(routes!(description::openapi))
-        .routes(routes!(description::spec_schema))
-        .routes(routes!(read::doctor))
-        .routes(routes!(read::substrate, change::delete_substrate))
-        .routes(routes!(read::vnets))
-        .routes(routes!(read::vnet, change::delete_vnet))
-        .routes(routes!(read::stats))
-        .routes(routes!(watch::watch))
-        .routes(routes!(read::fdb, read::clear_fdb))
-        .routes(routes!(read::trace))
-        .routes(routes!(change::apply))
-        .routes(routes!(change::up))
-        .routes(routes!(change::down))
-        .routes(routes!(change::set_link, change::change_link))
-        .routes(routes!(change::scale))
-        .routes(routes!(change::restart))
-        .routes(routes!(stream::routes))
-        .routes(routes!(fastpath::fastpath_filters, fastpath::change_fastpath))
-        .routes(routes!(fastpath::fastpath_counters))
-        .routes(routes!(fastpath::fastpath_queues))
-        .routes(routes!(fastpath::send_frame))
-        .routes(routes!(stream::capture))
-        .routes(routes!(stream::logs))
-        .routes(routes!(stream::node_logs))
-        .routes(routes!(exec::exec))
-        .routes(routes!(identity::tenants))
-        .routes(routes!(change::delete_tenant))
-        .routes(routes!(identity::tokens, identity::create_token))
-        .routes(routes!(identity::revoke_token))
-        .routes(routes!(identity::audit))
-        .routes(routes!(images::images, images::pull_image, images::prune_images))
-        .routes(routes!(images::delete_image))
+    let none = OpenApiRouter::with_openapi(description::Description::openapi());
+    endpoints().into_iter().fold(none, |router, endpoint| router.routes(endpoint.route))
 }

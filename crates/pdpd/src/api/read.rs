@@ -3,7 +3,7 @@
 use axum::Json;
 use pdp_api::{
     DaemonVersion, FdbEntry, MachineCheck, Problem, ProblemKind, Stats, StatsQuery, SubstrateInfo,
-    TRACE_WAIT_MS_MAX, Trace, TraceRequest, Vnet, VnetSummary,
+    TRACE_WAIT_MS_MAX, Trace, TraceRequest, Vnet, VnetSummary, paths,
 };
 use pdp_proto::limits::PATTERN_BYTES_MAX;
 
@@ -12,7 +12,7 @@ use super::answer::{JsonBody, Params, PathParams, ProblemResponse};
 use crate::access::no_vnet;
 
 /// Returns the daemon's version.
-#[utoipa::path(get, path = "/v1/version", tag = "node", responses(
+#[utoipa::path(get, path = paths::VERSION, tag = "node", responses(
     (status = OK, body = DaemonVersion, description = "The daemon")))]
 pub async fn version(api: AuthorizedRequest) -> Result<Json<DaemonVersion>, ProblemResponse> {
     let listens = api.api.listens.clone();
@@ -20,14 +20,14 @@ pub async fn version(api: AuthorizedRequest) -> Result<Json<DaemonVersion>, Prob
 }
 
 /// Checks the facilities of the machine.
-#[utoipa::path(get, path = "/v1/doctor", tag = "node", responses(
+#[utoipa::path(get, path = paths::DOCTOR, tag = "node", responses(
     (status = OK, body = Vec<MachineCheck>, description = "Results in the order of the checks")))]
 pub async fn doctor(api: AuthorizedRequest) -> Result<Json<Vec<MachineCheck>>, ProblemResponse> {
     api.call(|daemon, _| Ok(daemon.doctor())).await.map(Json)
 }
 
 /// Returns the substrate.
-#[utoipa::path(get, path = "/v1/substrate", tag = "node", responses(
+#[utoipa::path(get, path = paths::SUBSTRATE, tag = "node", responses(
     (status = OK, body = SubstrateInfo,
         description = "Spec and status; a tenant sees what it may use")))]
 pub async fn substrate(api: AuthorizedRequest) -> Result<Json<SubstrateInfo>, ProblemResponse> {
@@ -35,7 +35,7 @@ pub async fn substrate(api: AuthorizedRequest) -> Result<Json<SubstrateInfo>, Pr
 }
 
 /// Returns all vnets.
-#[utoipa::path(get, path = "/v1/vnets", tag = "vnets", responses(
+#[utoipa::path(get, path = paths::VNETS, tag = "vnets", responses(
     (status = OK, body = Vec<VnetSummary>,
         description = "Vnets that the client may see, by name")))]
 pub async fn vnets(api: AuthorizedRequest) -> Result<Json<Vec<VnetSummary>>, ProblemResponse> {
@@ -43,7 +43,7 @@ pub async fn vnets(api: AuthorizedRequest) -> Result<Json<Vec<VnetSummary>>, Pro
 }
 
 /// Returns one vnet: its spec and its status.
-#[utoipa::path(get, path = "/v1/vnets/{vnet}", tag = "vnets",
+#[utoipa::path(get, path = paths::VNET, tag = "vnets",
     params(("vnet" = String, Path, description = "Its name")), responses(
     (status = OK, body = Vnet, description = "The network")))]
 pub async fn vnet(
@@ -54,7 +54,7 @@ pub async fn vnet(
 }
 
 /// Returns the current counters.
-#[utoipa::path(get, path = "/v1/stats", tag = "observe", params(StatsQuery), responses(
+#[utoipa::path(get, path = paths::STATS, tag = "observe", params(StatsQuery), responses(
     (status = OK, body = Stats, description = "Counters of this moment")))]
 pub async fn stats(
     api: AuthorizedRequest,
@@ -69,7 +69,7 @@ pub async fn stats(
 }
 
 /// Returns the addresses that an Ethernet segment (a link with more than two ends) has learned.
-#[utoipa::path(get, path = "/v1/vnets/{vnet}/links/{link}/fdb", tag = "observe",
+#[utoipa::path(get, path = paths::FDB, tag = "observe",
     params(
         ("vnet" = String, Path, description = "The vnet"),
         ("link" = String, Path, description = "Its name, or one of its ends: `r1:eth0`")),
@@ -82,7 +82,7 @@ pub async fn fdb(
 }
 
 /// Makes an Ethernet segment forget the addresses that it has learned.
-#[utoipa::path(delete, path = "/v1/vnets/{vnet}/links/{link}/fdb", tag = "observe",
+#[utoipa::path(delete, path = paths::FDB, tag = "observe",
     params(
         ("vnet" = String, Path, description = "The vnet"),
         ("link" = String, Path, description = "Its name, or one of its ends: `r1:eth0`")),
@@ -95,7 +95,7 @@ pub async fn clear_fdb(
 }
 
 /// Traces the next frame that arrives at a port.
-#[utoipa::path(post, path = "/v1/vnets/{vnet}/nodes/{node}/ports/{port}/trace", tag = "observe",
+#[utoipa::path(post, path = paths::TRACE, tag = "observe",
     params(
         ("vnet" = String, Path, description = "The vnet"),
         ("node" = String, Path, description = "The node"),

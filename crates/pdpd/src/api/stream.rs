@@ -12,7 +12,7 @@ use futures::{Stream, StreamExt, stream};
 use hyper::header::{CACHE_CONTROL, CONTENT_TYPE};
 use pdp_api::{
     CaptureQuery, GuestProcess, LogQuery, NodeProcess, Problem, ProblemKind, RouteEnd, RouteLine,
-    RoutesQuery,
+    RoutesQuery, paths,
 };
 use std::os::unix::fs::MetadataExt;
 use tokio::fs::File;
@@ -87,7 +87,7 @@ fn bounded(
 }
 
 /// Streams the routes of a router or host.
-#[utoipa::path(get, path = "/v1/vnets/{vnet}/nodes/{node}/routes", tag = "observe",
+#[utoipa::path(get, path = paths::ROUTES, tag = "observe",
     params(
         ("vnet" = String, Path, description = "The vnet"),
         ("node" = String, Path, description = "The node"),
@@ -147,7 +147,7 @@ pub async fn routes(
 }
 
 /// Streams the frames of a port, in both directions, as pcap, until the client goes away.
-#[utoipa::path(get, path = "/v1/vnets/{vnet}/nodes/{node}/ports/{port}/capture", tag = "observe",
+#[utoipa::path(get, path = paths::CAPTURE, tag = "observe",
     params(
         ("vnet" = String, Path, description = "The vnet"),
         ("node" = String, Path, description = "The node"),
@@ -173,7 +173,7 @@ pub async fn capture(
 }
 
 /// Returns a log of the node itself.
-#[utoipa::path(get, path = "/v1/logs/{process}", tag = "observe",
+#[utoipa::path(get, path = paths::LOGS, tag = "observe",
     params(("process" = NodeProcess, Path, description = "Process of the log"), LogQuery),
     responses(
     (status = OK, body = String, content_type = "text/plain; charset=utf-8",
@@ -188,7 +188,7 @@ pub async fn logs(
 }
 
 /// Returns a log of a vnet's node.
-#[utoipa::path(get, path = "/v1/vnets/{vnet}/nodes/{node}/logs/{process}", tag = "observe",
+#[utoipa::path(get, path = paths::NODE_LOGS, tag = "observe",
     params(
         ("vnet" = String, Path, description = "The vnet"),
         ("node" = String, Path, description = "The node"),

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures::{SinkExt, Stream, stream};
 use hyper::HeaderMap;
 use hyper::header::{HOST, ORIGIN, UPGRADE};
-use pdp_api::{Problem, ProblemKind, WATCH_EVERY_MS, WatchEnd, WatchLine, WatchQuery};
+use pdp_api::{Problem, ProblemKind, WATCH_EVERY_MS, WatchEnd, WatchLine, WatchQuery, paths};
 use tokio::time::{sleep, timeout};
 
 use super::answer::{Params, ProblemResponse};
@@ -33,7 +33,7 @@ const PING_PAUSE: Duration = Duration::from_secs(30);
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Streams the current state, and what happens from then on.
-#[utoipa::path(get, path = "/v1/watch", tag = "observe", params(WatchQuery), responses(
+#[utoipa::path(get, path = paths::WATCH, tag = "observe", params(WatchQuery), responses(
     (status = SWITCHING_PROTOCOLS, description = "To `Upgrade: websocket` (RFC 6455): each line is a text message"),
     (status = OK, body = [WatchLine], content_type = "application/x-ndjson",
         description = "One line per snapshot, event or sample, until the client disconnects")))]
