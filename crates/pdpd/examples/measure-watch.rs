@@ -20,7 +20,6 @@ use pdp_proto::channel::Channel;
 use pdp_proto::mux;
 use pdp_spec::{Descriptors, SourceFile};
 use pdpd::access::AccessScope;
-use pdpd::api::Daemon;
 use pdpd::engine::DaemonCore;
 use pdpd::host::bounds::GuestLimits;
 use pdpd::host::control::MuxClient;
@@ -149,7 +148,7 @@ fn main() -> Result<()> {
         }
     })?;
     let bounds = GuestLimits::new(&places);
-    let host = Host {
+    let host = Arc::new(Host {
         mux: MuxClient { path: places.mux_control() },
         ports: KernelPorts::new(&places),
         places,
@@ -157,9 +156,10 @@ fn main() -> Result<()> {
         state,
         settings: KernelSettings::default(),
         bounds,
-    };
+    });
     let descriptors = Descriptors { limit: 1 << 20, unchanged_vnets: 0 };
-    let engine = Arc::new(DaemonCore::new(Arc::new(host), cpus, false, descriptors, |_| ())?);
+    let engine = DaemonCore::new(host.clone(), host, cpus, false, descriptors, |_| ())?;
+    let engine = Arc::new(engine);
     engine.watch_hub().touch_vnets(engine.model().vnets.keys().map(String::as_str));
     pdpd::status::publisher::start(&engine)?;
     // Wait until the one-time discovery is done.
@@ -167,9 +167,7 @@ fn main() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (before, samples, bytes, looks) = runtime.block_on(async {
         let query = WatchQuery { detail: Detail::Summary, ..WatchQuery::default() };
-        let mut reader = engine
-            .watch(&AccessScope::Node, query)
-            .map_err(|problem| anyhow::anyhow!("{problem}"))?;
+        let mut reader = pdpd::status::publisher::open(&engine, &AccessScope::Node, query);
         // The statuses that the first look at the mux changes.
         tokio::time::timeout(Duration::from_secs(10), async {
             loop {

@@ -199,10 +199,11 @@ fn run(arguments: DaemonArgs) -> anyhow::Result<()> {
     let managed = std::env::var_os("INVOCATION_ID").is_some()
         && rustix::process::getppid() == Some(rustix::process::Pid::INIT);
     let (exit, exiting) = mpsc::unbounded_channel();
-    let mut engine = DaemonCore::new(host, cpus()?, managed, descriptors, move |purge| {
-        // The receiver lives as long as the daemon.
-        let _ = exit.send(purge);
-    })?;
+    let mut engine =
+        DaemonCore::new(host.clone(), host, cpus()?, managed, descriptors, move |purge| {
+            // The receiver lives as long as the daemon.
+            let _ = exit.send(purge);
+        })?;
     let [auth, certs] = [&arguments.registry_auth, &arguments.registry_certs]
         .map(|path| path.as_deref().map(absolute).transpose());
     engine.images.settings.auth = auth?;

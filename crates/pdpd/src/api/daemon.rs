@@ -1,7 +1,6 @@
 //! Interface between the API and the rest of the daemon.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
@@ -12,7 +11,7 @@ use pdp_api::{
     FastpathChanged, FastpathCounters, FastpathCountersQuery, FastpathFilters,
     FastpathFiltersQuery, FastpathFrame, FastpathQueues, FastpathQueuesQuery, FdbEntry,
     GuestProcess, ImageInfo, ImageQuery, LinkChange, LinkRequest, MachineCheck, NodeProcess,
-    Problem, PullRequest, RestartRequest, RouteEntry, RoutesQuery, ScaleRequest, Stats, StatsQuery,
+    Problem, PullRequest, RestartRequest, RoutesQuery, ScaleRequest, Stats, StatsQuery,
     SubstrateInfo, TenantInfo, Trace, TraceRequest, Vnet, VnetSummary, WatchQuery,
 };
 use pdp_container::cgroup::Session;
@@ -20,27 +19,9 @@ use pdp_spec::Tenant;
 
 use crate::access::AccessScope;
 use crate::events::WatchReader;
-use crate::kernel::observers::ObserverPermit;
+use crate::status::frames::Captured;
+use crate::status::tables::RouteFn;
 use crate::util::ProgressFn;
-
-/// Receives routes one by one. Blocks the caller while its client reads slowly.
-/// Returns false if the client went away and no more routes shall be sent.
-pub type RouteFn<'a> = &'a mut (dyn FnMut(RouteEntry) -> bool + Send);
-
-/// A capture.
-#[derive(Debug)]
-pub struct Captured {
-    /// Frames as pcap; closing it ends the capture.
-    pub frames: OwnedFd,
-    /// Permit of the capture, if nobody else holds it that long.
-    pub permit: Option<ObserverPermit>,
-}
-
-impl From<OwnedFd> for Captured {
-    fn from(frames: OwnedFd) -> Self {
-        Self { frames, permit: None }
-    }
-}
 
 /// The node behind the API.
 ///

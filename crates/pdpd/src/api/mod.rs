@@ -55,8 +55,10 @@ use tokio_rustls::TlsAcceptor;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
+pub use crate::status::frames::Captured;
+pub use crate::status::tables::RouteFn;
 pub use connection::{ConnectionTask, HttpServer};
-pub use daemon::{Captured, Daemon, RouteFn};
+pub use daemon::Daemon;
 pub use limits::{BODIES_BYTES_MAX, TENANT_BODIES_BYTES_MAX, TENANTS_BODIES_BYTES_MAX};
 pub use watch::HEARD_BYTES_MAX;
 

@@ -8,6 +8,7 @@
 //! ([`crate::reconcile::run_loop`]). Answers come from the last results of that loop, from the
 //! mux, and from the helpers themselves. They do not wait for a change in progress.
 
+mod guests;
 pub mod remains;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,17 +30,20 @@ use pdp_spec::{
 
 use crate::access::{AccessScope, current_requester, no_vnet};
 use crate::events::{WatchHub, event};
+use crate::host::control::ControlError;
 use crate::host::find_image;
 use crate::host::query::LateHelpers;
 use crate::images::Images;
 use crate::intent::model::Model;
 use crate::intent::state::StateChange;
 use crate::kernel::observers::Observers;
-use crate::machine::Host;
+use crate::machine::{Host, Machine};
 use crate::plan::allocations::BootInstant;
 use crate::plan::key::ObjectKey;
 use crate::reconcile::run_loop::{ChangeProgress, ReconcileLoop};
-use crate::util::{ProgressFn, error_chain, lock};
+use crate::util::{ProgressFn, error_chain, hide, lock};
+
+pub(crate) use guests::has_guest;
 
 /// Number of times that a change is checked while others store theirs.
 /// After that no other change is stored while it is checked.
@@ -102,9 +106,11 @@ impl std::fmt::Debug for dyn ExitFn {
 }
 
 impl DaemonCore {
-    /// Loads the stored node. The caller must run its reconcile loop ([`ReconcileLoop::run`]).
+    /// Loads the stored node. The caller must run its reconcile loop ([`ReconcileLoop::run`]),
+    /// which acts on `machine`: the host itself, except in tests.
     pub fn new(
         host: Arc<Host>,
+        machine: Arc<dyn Machine>,
         cpus: BTreeSet<u32>,
         managed: bool,
         descriptors: Descriptors,
@@ -131,7 +137,7 @@ impl DaemonCore {
         let workplace = runtime.workplace().clone();
         let images = Images::open(runtime.paths(), runtime.cgroups().clone(), workplace)?;
         let reconcile_loop =
-            ReconcileLoop::new(host.clone(), host.state.clone(), host.places.clone(), plan)?;
+            ReconcileLoop::new(machine, host.state.clone(), host.places.clone(), plan)?;
         let engine = Self {
             host,
             cpus,
@@ -164,8 +170,30 @@ impl DaemonCore {
         self.model.read().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
     }
 
-    /// Applies files, or returns what that would change.
-    pub(crate) fn change(
+    /// Returns the applied tenants by name.
+    pub fn tenants(&self) -> Arc<BTreeMap<String, Tenant>> {
+        self.model().tenants.clone()
+    }
+
+    /// Returns a problem as a client of this scope may see it. Tenants do not learn paths of the
+    /// machine.
+    pub fn redact_for(&self, scope: &AccessScope, problem: Problem) -> Problem {
+        if *scope == AccessScope::Node {
+            return problem;
+        }
+        let hide = |text: String| hide(self.host.state_directory(), text);
+        let mut problem =
+            Problem { error: hide(problem.error), hint: problem.hint.map(hide), ..problem };
+        for diagnostic in &mut problem.diagnostics {
+            diagnostic.message = hide(std::mem::take(&mut diagnostic.message));
+            diagnostic.hint = hide(std::mem::take(&mut diagnostic.hint));
+        }
+        problem
+    }
+
+    /// Applies files, or returns what that would change. All files are checked before anything is
+    /// done.
+    pub fn apply(
         &self,
         scope: &AccessScope,
         request: ApplyRequest,
@@ -363,7 +391,7 @@ impl DaemonCore {
     }
 
     /// Starts everything that is stored.
-    pub(crate) fn start_all(&self, progress: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
+    pub fn up(&self, progress: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
         let ((named, changes), news) = self.revise(&|_| true, |before| {
             let mut after = Model::clone(before);
             after.allocations.stopped = false;
@@ -375,8 +403,9 @@ impl DaemonCore {
         self.report(&AccessScope::Node, changes, &named)
     }
 
-    /// Stops everything.
-    pub(crate) fn stop_all(
+    /// Stops all vnets and the mux. If [`ChangeReport::exits`] is set, the
+    /// daemon exits by itself a moment after this returns.
+    pub fn down(
         &self,
         request: DownRequest,
         progress: ProgressFn<'_>,
@@ -453,8 +482,8 @@ impl DaemonCore {
         Ok(ChangeReport { changes, dry_run: false, exits })
     }
 
-    /// Deletes the substrate.
-    pub(crate) fn drop_substrate(&self, progress: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
+    /// Deletes the substrate; refused while vnets exist.
+    pub fn delete_substrate(&self, progress: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
         let retry = retries(&AccessScope::Node, &BTreeSet::new());
         let (changes, news) = self.revise(&retry, |before| {
             if before.substrate.is_none() {
@@ -479,8 +508,8 @@ impl DaemonCore {
         self.report(&AccessScope::Node, changes, &BTreeSet::new())
     }
 
-    /// Deletes a tenant and its tokens.
-    pub(crate) fn drop_tenant(&self, tenant: &str) -> Result<ChangeReport, Problem> {
+    /// Deletes a tenant and its tokens; refused while it has vnets.
+    pub fn delete_tenant(&self, tenant: &str) -> Result<ChangeReport, Problem> {
         self.free_numbers()?;
         let (changes, news) = self.revise(&|_| false, |before| {
             if !before.knows_tenant(tenant) {
@@ -523,7 +552,7 @@ impl DaemonCore {
     }
 
     /// Stops and deletes a vnet.
-    pub(crate) fn drop_vnet(
+    pub fn delete_vnet(
         &self,
         scope: &AccessScope,
         vnet: &str,
@@ -570,7 +599,7 @@ impl DaemonCore {
     }
 
     /// Stops and deletes nodes of a vnet, with their links.
-    pub(crate) fn drop_nodes(
+    pub fn delete_nodes(
         &self,
         scope: &AccessScope,
         vnet: &str,
@@ -596,8 +625,8 @@ impl DaemonCore {
         self.report(scope, changes, &named)
     }
 
-    /// Sets a link's administrative state.
-    pub(crate) fn set_link_state(
+    /// Sets a link's administrative state; `link` is its name or one of its ends, `r1:eth0`.
+    pub fn set_link(
         &self,
         scope: &AccessScope,
         vnet: &str,
@@ -635,7 +664,7 @@ impl DaemonCore {
     }
 
     /// Changes the impairments of a link's ends, like an applied spec with them.
-    pub(crate) fn change_impairments(
+    pub fn change_link(
         &self,
         scope: &AccessScope,
         vnet: &str,
@@ -681,7 +710,7 @@ impl DaemonCore {
     }
 
     /// Changes the number of a router's forwarding guests, like an applied spec with that number.
-    pub(crate) fn change_guests(
+    pub fn scale(
         &self,
         scope: &AccessScope,
         vnet: &str,
@@ -701,7 +730,7 @@ impl DaemonCore {
     }
 
     /// Restarts the processes of nodes.
-    pub(crate) fn restart_nodes(
+    pub fn restart(
         &self,
         scope: &AccessScope,
         vnet: &str,
@@ -1076,6 +1105,16 @@ fn internal(error: &dyn std::error::Error) -> Problem {
     Problem::internal(error_chain(error))
 }
 
+/// Problem of a call to the mux or a helper.
+pub(crate) fn unavailable(error: ControlError) -> Problem {
+    let kind = match &error {
+        ControlError::Refused { .. } => ProblemKind::Conflict,
+        ControlError::Unreachable { .. } => ProblemKind::Unavailable,
+        ControlError::Unexpected { .. } => ProblemKind::Internal,
+    };
+    Problem::new(kind, error_chain(&error))
+}
+
 fn reconciler_gone() -> Problem {
     Problem::internal("the daemon's reconciler ended").hint("restart the daemon")
 }
@@ -1151,7 +1190,7 @@ mod tests {
             lib: directory.join("lib"),
             pins: directory.join("pins"),
         };
-        let host = Host {
+        let host = Arc::new(Host {
             mux: MuxClient { path: places.mux_control() },
             ports: KernelPorts::new(&places),
             bounds: GuestLimits::new(&places),
@@ -1159,9 +1198,9 @@ mod tests {
             runtime: runtime.unwrap(),
             state: Arc::new(StateFile::open(&directory.join("state")).unwrap()),
             settings: crate::host::settings::KernelSettings::default(),
-        };
+        });
         let descriptors = Descriptors { limit: 1000, unchanged_vnets: 0 };
-        DaemonCore::new(Arc::new(host), [0, 1].into(), false, descriptors, |_| ()).unwrap()
+        DaemonCore::new(host.clone(), host, [0, 1].into(), false, descriptors, |_| ()).unwrap()
     }
 
     #[test]
@@ -1317,7 +1356,7 @@ mod tests {
         let file =
             pdp_spec::SourceFile { name: "f".into(), text: text.into(), ..Default::default() };
         let request = ApplyRequest { files: vec![file], dry_run: true, only: vec![] };
-        let report = engine.change(&AccessScope::Node, request, &mut |_| {}).unwrap();
+        let report = engine.apply(&AccessScope::Node, request, &mut |_| {}).unwrap();
         let expected = [(
             "tenant/acme",
             "no user nosuch-user on this machine yet, no external interface A yet",
@@ -1329,7 +1368,6 @@ mod tests {
     /// For all failures: operators learn the path, tenants do not.
     #[test]
     fn problems_hide_the_state_directory_from_tenants() {
-        use crate::api::Daemon;
         let directory = tempfile::tempdir().unwrap();
         let engine = engine(directory.path());
         let at = engine.host.state_directory().join("pdpd.sqlite").display().to_string();
@@ -1380,7 +1418,7 @@ mod tests {
         let began = Instant::now();
         let request = ApplyRequest { files: vec![lab("acme.new")], dry_run: false, only: vec![] };
         let acme = AccessScope::Tenant("acme".into());
-        let refused = engine.change(&acme, request, &mut |step| steps.push(step.what)).unwrap_err();
+        let refused = engine.apply(&acme, request, &mut |step| steps.push(step.what)).unwrap_err();
         assert!(began.elapsed() >= ROOM_WAIT);
         assert_eq!(steps, ["waiting for the removal of vnet acme.old"]);
         let words = refused.diagnostics[0].to_string();
@@ -1389,7 +1427,7 @@ mod tests {
         // The same network counts once. The tenant stays as long as some of it exists.
         let again = pdp_spec::parse(&[lab("acme.old")]).unwrap();
         engine.applied(&acme, &engine.model(), &again, &BTreeSet::new()).unwrap();
-        let stays = engine.drop_tenant("acme").unwrap_err();
+        let stays = engine.delete_tenant("acme").unwrap_err();
         assert!(stays.error.contains("acme.old is not gone yet"), "{}", stays.error);
     }
 

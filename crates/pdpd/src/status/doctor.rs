@@ -16,6 +16,7 @@ use pdp_container::{
 };
 use pdp_net::probe::{self, Level};
 
+use crate::engine::DaemonCore;
 use crate::plan::allocations::{UID_BASE, UIDS_PER_VNET};
 use crate::util::error_chain;
 
@@ -27,6 +28,14 @@ const END_WAIT: Duration = Duration::from_secs(5);
 
 /// Name of the container check.
 const CONTAINER: &str = "container";
+
+/// Checks the facilities of the machine, and lists what earlier networks left on it.
+pub fn of_node(engine: &DaemonCore) -> Vec<MachineCheck> {
+    let runc = &engine.host.runtime.paths().runc;
+    let mut checks = checks(runc, &engine.host.places.lib);
+    checks.extend(engine.checks_of_remains());
+    checks
+}
 
 /// Runs all checks, which takes a few seconds at most. `lib` is the
 /// directory with pdp-shim and pdp-init.

@@ -12,11 +12,13 @@ use pdp_api::{
     FastpathFiltersQuery, FastpathFrame, FastpathQueue, FastpathQueueSetting, FastpathQueues,
     FastpathQueuesQuery, FilterVerdict, Problem, ProblemKind,
 };
+use pdp_proto::mux;
 use pdp_slowpath::{
     DATA_BYTES, Error, Filter, FilterAction, FrameDestination, NO_COUNTER, PatternCode,
     QUEUES_SET_MAX, QueueSetting, SlowPathChange, SlowPathConnection, copied, pattern,
 };
 
+use crate::engine::DaemonCore;
 use crate::plan::NodePlan;
 use crate::util::error_chain;
 
@@ -36,7 +38,15 @@ fn invalid(text: String) -> Problem {
 }
 
 impl FastPath {
-    /// Returns the fast path of a node.
+    /// Returns the fast path of a node of the current plan.
+    ///
+    /// # Errors
+    /// There is no such node, or the mux does not forward for it.
+    pub fn find(engine: &DaemonCore, vnet: &str, node: &str) -> Result<Self, Problem> {
+        Self::of(vnet, node, &engine.node_plan(vnet, node)?)
+    }
+
+    /// Returns the fast path of a planned node.
     ///
     /// # Errors
     /// The mux does not forward for the node.
@@ -311,6 +321,19 @@ fn hex(text: &str) -> Option<Vec<u8>> {
         text.chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect();
     let digits = digits.filter(|digits| digits.len().is_multiple_of(2))?;
     Some(digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect())
+}
+
+/// Returns a function that names the queues of a node's port, given by its number.
+pub fn queue_names(engine: &DaemonCore, vnet: &str, node: &str) -> impl Fn(u16) -> Vec<String> {
+    let model = engine.model();
+    let (vnet, node) = (vnet.to_owned(), node.to_owned());
+    move |port| {
+        let vlinks = model.plan.vnets.get(&vnet).into_iter().flat_map(|plan| &plan.mux.vlinks);
+        let ends = vlinks.flat_map(|vlink| vlink.ends.iter().zip(&vlink.queues));
+        let is_it = |end: &mux::VlinkEnd| matches!(end, mux::VlinkEnd::Port { node: of, port: at } if *of == node && *at == port);
+        let queues = ends.filter(|(end, _)| is_it(end)).flat_map(|(_, queues)| queues);
+        queues.map(|queue| queue.name.clone()).collect()
+    }
 }
 
 #[cfg(test)]
