@@ -1,7 +1,5 @@
-//! The command, run as users run it, against the real HTTP layer and a fake daemon with fixed
-//! answers.
+//! The command, run as users run it, against fixed answers in front of a real node.
 
-#[path = "../../pdpd/tests/fake/mod.rs"]
 mod fake;
 
 use std::fs;
@@ -11,7 +9,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use fake::{PCAP, Server, eventually, processes_with};
+use fake::Server;
+use fake::node::{PCAP, eventually, processes_with};
 use nix::pty::openpty;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -650,13 +649,13 @@ fn up_starts_a_daemon_or_reports_why_not() {
         format!(
             "#!/bin/sh\n[ $1 = --quiet ] && [ $2 = --run-dir ] && [ $4 = --more ] || exit 9\n\
              ps -o sid= -p $$ > {0}/session\necho $$ > {0}/pid\n\
-             sleep 0.3\nln -s {0}/pdpd.sock $3/pdpd.sock\nexec sleep 600\n",
+             sleep 0.3\nln -s {0}/fake.sock $3/pdpd.sock\nexec sleep 600\n",
             server.dir.path().display()
         ),
     )
     .unwrap();
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
-    let socket = server.path("run/pdpd.sock");
+    let socket = server.path("runs/pdpd.sock");
     let output = pdp(&socket)
         .args(["up", "--daemon-args", "--more"])
         .env("PDP_DAEMON", &script)
@@ -667,7 +666,7 @@ fn up_starts_a_daemon_or_reports_why_not() {
     let read = |name: &str| fs::read_to_string(server.path(name)).unwrap().trim().to_string();
     assert_eq!(read("session"), read("pid"), "a session of its own");
     kill(Pid::from_raw(read("pid").parse().unwrap()), Signal::SIGKILL).unwrap();
-    assert_eq!(fs::read_dir(server.path("run")).unwrap().count(), 1, "only the socket is left");
+    assert_eq!(fs::read_dir(server.path("runs")).unwrap().count(), 1, "only the socket is left");
 
     fs::write(&script, "#!/bin/sh\necho no runc here >&2\nexit 4\n").unwrap();
     let output =
@@ -989,7 +988,8 @@ fn a_capture_goes_to_a_file_or_a_pipe() {
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
-    eventually("the capture ends", || server.path("left").exists());
+    let left = || server.left.load(std::sync::atomic::Ordering::Relaxed);
+    eventually("the capture ends", || left() > 0);
 
     let file = server.path("frames.pcap");
     let mut child =
@@ -1012,7 +1012,7 @@ fn capture_supports_several_ports_and_filters() {
     let text = String::from_utf8_lossy(&bytes);
     assert!(bytes.starts_with(&[0x0a, 0x0d, 0x0d, 0x0a]), "pcapng");
     assert!(text.contains("red/r1:eth0") && text.contains("red/h1:eth0"));
-    // The fake's frames have the program that it received.
+    // The frames have the program that it received.
     assert_eq!(text.matches(",40 0 0 12,").count(), 5);
     let read = Command::new("tcpdump").args(["-nr", file]).output().unwrap();
     assert!(read.status.success(), "{read:?}");
@@ -1206,7 +1206,7 @@ fn a_followed_log_is_printed_as_it_grows() {
     let mut child = pdp(&server.socket()).args(["logs", "-f", "--tail", "1"]).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "three");
-    let mut log = fs::File::options().append(true).open(server.path("daemon.log")).unwrap();
+    let mut log = fs::File::options().append(true).open(server.path("run/pdpd.log")).unwrap();
     writeln!(log, "four").unwrap();
     assert_eq!(lines.next().unwrap().unwrap(), "four");
     kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
@@ -1441,7 +1441,7 @@ fn tokens_are_made_listed_used_over_tls_and_revoked() {
 
 #[test]
 fn the_audit_log_is_shown() {
-    let server = Server::start();
+    let server = Server::real();
     out(&server, &["get"]);
     out(&server, &["delete", "red"]);
     fails(&server, &["inspect", "acme.none"]);

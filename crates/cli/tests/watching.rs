@@ -1,7 +1,6 @@
-//! `pdp events`, `pdp top` and `pdp wait`, run as users run them, against the real HTTP layer and
-//! an event log that the tests write.
+//! `pdp events`, `pdp top` and `pdp wait`, run as users run them, against fixed answers in front of
+//! a real node, whose event log the tests write.
 
-#[path = "../../pdpd/tests/fake/mod.rs"]
 mod fake;
 
 use std::fs;
@@ -12,11 +11,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use fake::{Server, eventually};
+use fake::Server;
+use fake::node::eventually;
 use nix::pty::openpty;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pdp_api::{EventKind, VnetStatus, WatchEvent, WatchLine};
+use pdpd::access::AccessScope;
 use pdpd::api::STREAMS_MAX;
 
 fn pdp(server: &Server, arguments: &[&str]) -> Command {
@@ -46,7 +47,7 @@ fn post(server: &Server, object: &str, message: &str) {
     let message = Some(message.to_owned());
     let event =
         WatchEvent { object: object.into(), what: EventKind::Ended, ..WatchEvent::default() };
-    server.fake.hub.post(WatchEvent { message, ..event });
+    server.hub().post(WatchEvent { message, ..event });
 }
 
 #[test]
@@ -71,7 +72,7 @@ fn events_are_printed_live_until_interrupted() {
     let mut line = || serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
     let WatchLine::Snapshot(first) = line() else { panic!("what is") };
     assert_eq!(first.vnets.len(), 3);
-    server.fake.hub.publish_vnet("new", Some(VnetStatus::default()), true);
+    server.hub().publish_vnet("new", Some(VnetStatus::default()), true);
     let WatchLine::Event(created) = line() else { panic!("an event") };
     assert_eq!((created.object.as_str(), created.what), ("vnet/new", EventKind::Created));
     server.stop();
@@ -131,6 +132,13 @@ fn top_restores_the_terminal() {
     assert!(String::from_utf8_lossy(&pipe.stderr).contains("--once"), "{pipe:?}");
 }
 
+/// A network that is removed only once its node's directory can be.
+const LATE: &str = "apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: late}
+spec: {nodes: {h1: {kind: host}}}
+";
+
 /// Events of one vnet decide when to check again. Without events it is checked every other second
 /// at most.
 #[test]
@@ -152,12 +160,17 @@ fn wait_checks_again_after_events() {
     post(&server, "vnet/red/node/r1", "ready");
     assert!(ready.wait().unwrap().success());
     // A vnet being deleted is not gone.
-    server.fake.hub.publish_vnet("late", None, true);
+    server.apply(LATE.into());
+    let stays = server.engine.host.places.node("late", "h1");
+    server.machine.set(|inside| drop(inside.refuses.insert(stays)));
+    server.engine.delete_vnet(&AccessScope::Node, "late", &mut |_| ()).unwrap_err();
     let before = looks();
     let mut gone = pdp(&server, &["wait", "late", "--for", "gone"]).spawn().unwrap();
     eventually("it looks", || looks() > before);
     assert!(gone.try_wait().unwrap().is_none());
-    server.fake.hub.publish_vnet("late", None, false);
+    server.machine.set(|inside| inside.refuses.clear());
+    eventually("it is removed", || !server.engine.reconcile_loop.may_exist("late"));
+    server.hub().publish_vnet("late", None, false);
     assert!(gone.wait().unwrap().success());
     assert!(
         pdp(&server, &["wait", "late", "red", "--for", "gone", "--timeout", "0.5"])

@@ -1,27 +1,15 @@
 //! The API: it answers any bytes on a connection by HTTP, and invalid ones with a problem.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
-use std::process::Command;
+#[path = "../../pdpd/tests/pretend/mod.rs"]
+mod pretend;
+
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use pdp_api::exec::ExecRequest;
-use pdp_api::{
-    ApplyRequest, CaptureQuery, ChangeReport, DaemonVersion, DownRequest, FastpathChange,
-    FastpathChanged, FastpathCounters, FastpathCountersQuery, FastpathFilters,
-    FastpathFiltersQuery, FastpathFrame, FastpathQueues, FastpathQueuesQuery, FdbEntry,
-    GuestProcess, ImageInfo, ImageQuery, LinkChange, LinkRequest, MachineCheck, NodeProcess,
-    Problem, PullRequest, RestartRequest, RoutesQuery, ScaleRequest, Stats, StatsQuery,
-    SubstrateInfo, TenantInfo, Trace, TraceRequest, Vnet, VnetSummary, WatchQuery,
-};
-use pdp_container::cgroup::Session;
-use pdp_spec::Tenant;
+use pdp_api::{ApplyRequest, Problem};
+use pdp_spec::SourceFile;
 use pdpd::access::{AccessScope, Authenticator, PeerIdentity};
-use pdpd::api::{Daemon, HttpServer, RouteFn};
-use pdpd::events::WatchReader;
-use pdpd::intent::state::StateFile;
-use pdpd::util::ProgressFn;
+use pdpd::api::HttpServer;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Bytes in flight in each direction.
@@ -30,250 +18,35 @@ const PIPE_BYTES: usize = 1 << 16;
 /// Upper limit for any request.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Daemon without objects that does nothing.
-struct Nothing;
+/// A network that exists at first.
+const RED: &str = "
+apiVersion: pdp/v1
+kind: VirtualNetwork
+metadata: {name: red}
+spec:
+  nodes:
+    r1: {kind: router, interfaces: {eth0: {}}}
+    h1: {kind: host, interfaces: {eth0: {}}}
+  links: [{name: x, endpoints: [\"r1:eth0\", \"h1:eth0\"]}]
+";
 
-fn nothing<T>() -> Result<T, Problem> {
-    Err(Problem::not_found("nothing"))
-}
-
-impl Daemon for Nothing {
-    fn version(&self) -> DaemonVersion {
-        DaemonVersion { version: "0".into(), pid: 1, managed: false, listens: None }
-    }
-
-    fn doctor(&self) -> Vec<MachineCheck> {
-        vec![]
-    }
-
-    fn apply(
-        &self,
-        _: &AccessScope,
-        request: ApplyRequest,
-        _: ProgressFn<'_>,
-    ) -> Result<ChangeReport, Problem> {
-        let _ = pdp_spec::parse(&request.files);
-        nothing()
-    }
-
-    fn up(&self, _: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
-        nothing()
-    }
-
-    fn down(&self, _: DownRequest, _: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
-        nothing()
-    }
-
-    fn watch(&self, _: &AccessScope, _: WatchQuery) -> Result<WatchReader, Problem> {
-        nothing()
-    }
-
-    fn substrate(&self, _: &AccessScope) -> Result<SubstrateInfo, Problem> {
-        nothing()
-    }
-
-    fn delete_substrate(&self, _: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
-        nothing()
-    }
-
-    fn tenants(&self) -> Arc<BTreeMap<String, Tenant>> {
-        Arc::default()
-    }
-
-    fn tenant_infos(&self, _: &AccessScope) -> Result<Vec<TenantInfo>, Problem> {
-        Ok(vec![])
-    }
-
-    fn delete_tenant(&self, _: &str, _: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
-        nothing()
-    }
-
-    fn images(&self, _: &AccessScope) -> Result<Vec<ImageInfo>, Problem> {
-        Ok(vec![])
-    }
-
-    fn pull_image(
-        &self,
-        _: &AccessScope,
-        _: &PullRequest,
-        _: ProgressFn<'_>,
-    ) -> Result<ChangeReport, Problem> {
-        nothing()
-    }
-
-    fn delete_image(&self, _: &AccessScope, _: &str, _: &ImageQuery) -> Result<(), Problem> {
-        nothing()
-    }
-
-    fn prune_images(&self, _: &AccessScope, _: &ImageQuery) -> Result<Vec<ImageInfo>, Problem> {
-        nothing()
-    }
-
-    fn vnets(&self, _: &AccessScope) -> Result<Vec<VnetSummary>, Problem> {
-        Ok(vec![])
-    }
-
-    fn vnet(&self, _: &str) -> Result<Vnet, Problem> {
-        nothing()
-    }
-
-    fn delete_vnet(
-        &self,
-        _: &AccessScope,
-        _: &str,
-        _: ProgressFn<'_>,
-    ) -> Result<ChangeReport, Problem> {
-        nothing()
-    }
-
-    fn delete_nodes(
-        &self,
-        _: &AccessScope,
-        _: &str,
-        _: &BTreeSet<String>,
-        _: ProgressFn<'_>,
-    ) -> Result<ChangeReport, Problem> {
-        nothing()
-    }
-
-    fn scale(
-        &self,
-        _: &AccessScope,
-        _: &str,
-        _: &str,
-        _: ScaleRequest,
-        _: ProgressFn<'_>,
-    ) -> Result<ChangeReport, Problem> {
-        nothing()
-    }
-
-    fn restart(
-        &self,
-        _: &AccessScope,
-        _: &str,
-        _: &RestartRequest,
-        _: ProgressFn<'_>,
-    ) -> Result<ChangeReport, Problem> {
-        nothing()
-    }
-
-    fn set_link(
-        &self,
-        _: &AccessScope,
-        _: &str,
-        _: &str,
-        _: LinkRequest,
-    ) -> Result<ChangeReport, Problem> {
-        nothing()
-    }
-
-    fn change_link(
-        &self,
-        _: &AccessScope,
-        _: &str,
-        _: &str,
-        _: &LinkChange,
-    ) -> Result<ChangeReport, Problem> {
-        nothing()
-    }
-
-    fn stats(&self, _: &AccessScope, _: StatsQuery) -> Result<Stats, Problem> {
-        nothing()
-    }
-
-    fn fdb(&self, _: &str, _: &str, _: bool) -> Result<Vec<FdbEntry>, Problem> {
-        nothing()
-    }
-
-    fn routes(&self, _: &str, _: &str, _: RoutesQuery, _: RouteFn<'_>) -> Result<(), Problem> {
-        nothing()
-    }
-
-    fn fastpath_filters(
-        &self,
-        _: &str,
-        _: &str,
-        _: FastpathFiltersQuery,
-    ) -> Result<FastpathFilters, Problem> {
-        nothing()
-    }
-
-    fn change_fastpath(
-        &self,
-        _: &str,
-        _: &str,
-        _: &FastpathChange,
-    ) -> Result<FastpathChanged, Problem> {
-        nothing()
-    }
-
-    fn fastpath_counters(
-        &self,
-        _: &str,
-        _: &str,
-        _: FastpathCountersQuery,
-    ) -> Result<FastpathCounters, Problem> {
-        nothing()
-    }
-
-    fn fastpath_queues(
-        &self,
-        _: &str,
-        _: &str,
-        _: &FastpathQueuesQuery,
-    ) -> Result<FastpathQueues, Problem> {
-        nothing()
-    }
-
-    fn send_frame(&self, _: &str, _: &str, _: &FastpathFrame) -> Result<(), Problem> {
-        nothing()
-    }
-
-    fn capture(
-        &self,
-        _: &AccessScope,
-        _: &str,
-        _: &str,
-        _: &str,
-        _: CaptureQuery,
-    ) -> Result<pdpd::api::Captured, Problem> {
-        nothing()
-    }
-
-    fn trace(
-        &self,
-        _: &AccessScope,
-        _: &str,
-        _: &str,
-        _: &str,
-        _: TraceRequest,
-    ) -> Result<Trace, Problem> {
-        nothing()
-    }
-
-    fn log(&self, _: NodeProcess) -> Result<PathBuf, Problem> {
-        nothing()
-    }
-
-    fn node_log(&self, _: &str, _: &str, _: GuestProcess) -> Result<PathBuf, Problem> {
-        nothing()
-    }
-
-    fn exec(&self, _: &str, _: &str, _: &ExecRequest) -> Result<(Command, Session), Problem> {
-        nothing()
-    }
-}
-
-/// The API of that daemon, made once. Its state is in memory if possible.
+/// The API of a node on a pretend machine, made once. Its state is in memory if possible.
 fn server() -> &'static HttpServer {
     static SERVER: OnceLock<(HttpServer, tempfile::TempDir, tokio::sync::watch::Sender<bool>)> =
         OnceLock::new();
     let make = || {
         let directory = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
         let directory = directory.expect("a directory");
-        let state = Arc::new(StateFile::open(directory.path()).expect("a state"));
+        let (_, daemon) = pretend::daemon(directory.path(), |_| ());
+        let daemon = Arc::new(daemon);
+        let runs = daemon.clone();
+        std::thread::spawn(move || runs.reconcile_loop.run());
+        let file = SourceFile { name: "red.yaml".into(), text: RED.into(), ..Default::default() };
+        let request = ApplyRequest { files: vec![file], dry_run: false, only: Vec::new() };
+        daemon.apply(&AccessScope::Node, request, &mut |_| ()).expect("a network");
+        let state = daemon.host.state.clone();
         let guard = Authenticator { state, operators: vec![], viewers: vec![] };
-        let made = pdpd::api::server(Arc::new(Nothing), Arc::new(guard), None);
+        let made = pdpd::api::server(daemon, Arc::new(guard), None);
         let (server, stop) = made.expect("a thread");
         (server, directory, stop)
     };

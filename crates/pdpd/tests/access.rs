@@ -1,6 +1,6 @@
-//! Permissions, tested over the real HTTP layer in front of a daemon with fixed answers.
+//! Permissions, tested over the real HTTP layer in front of a node on a pretend machine.
 
-mod fake;
+mod node;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -8,7 +8,8 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use fake::{EVENTUALLY, Server, TENANT, VIEWER, eventually};
+use node::pretend::BROKEN;
+use node::{EVENTUALLY, PCAP, Server, TENANT, VIEWER, VNETS, eventually};
 use pdp_api::client::{Client, Error};
 use pdp_api::{
     ApplyRequest, AuditEntry, AuditQuery, GuestProcess, LogQuery, ProblemKind, Role, StatsQuery,
@@ -21,7 +22,7 @@ use pdpd::intent::state::StateFile;
 fn tokens(server: &Server) -> Vec<(&'static str, Option<String>)> {
     let make = |role, tenant: Option<&str>| {
         let request = TokenRequest { role, tenant: tenant.map(Into::into), expires_seconds: None };
-        let tenants = pdpd::api::Daemon::tenants(&*server.fake);
+        let tenants = server.engine.tenants();
         Some(server.guard.create_token(&request, &tenants).unwrap().secret)
     };
     vec![
@@ -63,7 +64,7 @@ fn ask(server: &Server, method: &str, path: &str, token: Option<&str>) -> (u16, 
 }
 
 /// Expected permission of each role for each route of the description.
-/// All vnets in the paths exist in the fake.
+/// All vnets in the paths exist at first.
 fn allowed(method: &str, path: &str, who: &str) -> bool {
     let of_vnet = path.contains("{vnet}");
     let enters = ["/exec", "/capture", "/trace"].iter().any(|end| path.ends_with(end));
@@ -120,6 +121,7 @@ fn every_api_route_enforces_its_role_rule() {
 #[test]
 fn foreign_objects_are_answered_like_missing_ones() {
     let server = Server::start();
+    let steps = server.engine.reconcile_loop.steps();
     let tokens = tokens(&server);
     let description: serde_json::Value = serde_json::from_str(&openapi()).unwrap();
     let paths = description["paths"].as_object().unwrap();
@@ -137,7 +139,7 @@ fn foreign_objects_are_answered_like_missing_ones() {
             };
             for (who, token) in tokens.iter().filter(|(who, _)| who.starts_with("tenant")) {
                 // `red` belongs to operators, `other.red` to another
-                // tenant. Both exist in the fake.
+                // tenant. Both exist.
                 for (there, not) in [("red", "rad"), ("other.red", "other.rad")] {
                     let (status, body) = ask(&server, method, &fill(there), token.as_deref());
                     let (none, same) = ask(&server, method, &fill(not), token.as_deref());
@@ -154,7 +156,22 @@ fn foreign_objects_are_answered_like_missing_ones() {
     assert_eq!(others.replace("other.red", "acme.none"), own);
     let (status, by_query) = ask(&server, "GET", "/v1/stats?vnet=other.red", token);
     assert_eq!((status, by_query), (404, others));
-    assert!(server.fake.done.lock().unwrap().is_empty(), "nothing reached the daemon");
+    assert_eq!(server.vnets(), VNETS);
+    assert_eq!(server.engine.reconcile_loop.steps(), steps, "nothing was changed");
+}
+
+/// An operator learns where the log would be, and a tenant does not.
+#[test]
+fn problems_of_tenants_name_no_path_of_the_machine() {
+    let server = Server::start();
+    let tokens = tokens(&server);
+    let log = "/v1/vnets/acme.red/nodes/r1/logs/tap";
+    let directory = server.path("state").display().to_string();
+    let (status, body) = ask(&server, "GET", log, None);
+    assert!(status == 404 && body.contains(&directory), "{body}");
+    let (status, body) = ask(&server, "GET", log, tokens[3].1.as_deref());
+    assert!(status == 404 && body.contains("STATE/logs/"), "{body}");
+    assert!(!body.contains(&directory), "{body}");
 }
 
 #[test]
@@ -177,7 +194,7 @@ fn path_names_are_decoded_only_once() {
         assert_eq!(status, 404, "{path}: {body}");
     }
     assert_eq!(ask(&server, "DELETE", "/v1/vnets/%ff", token).0, 400);
-    assert!(server.fake.done.lock().unwrap().is_empty());
+    assert_eq!(server.vnets(), VNETS);
 }
 
 /// Runs a shell line as another user of the machine, who can reach the server's directory.
@@ -201,11 +218,11 @@ fn as_user(server: &Server, uid: u32, path: &str) -> String {
 fn unix_users_are_identified_by_the_kernel() {
     let server = Server::start();
     let mine = as_user(&server, TENANT, "/v1/vnets");
-    assert!(mine.contains("acme.red") && !mine.contains("blue"), "{mine}");
+    assert!(mine.contains("acme.red") && !mine.contains("other.red"), "{mine}");
     let others = as_user(&server, TENANT + 1, "/v1/vnets/acme.red");
     assert!(others.starts_with("HTTP/1.1 404"), "{others}");
     let viewer = as_user(&server, VIEWER, "/v1/vnets");
-    assert!(viewer.contains("blue"), "{viewer}");
+    assert!(viewer.contains("other.red"), "{viewer}");
     let nobody = as_user(&server, TENANT + 7, "/v1/vnets");
     assert!(nobody.starts_with("HTTP/1.1 403") && nobody.contains("ask an operator"), "{nobody}");
     let who: Vec<String> = audited(&server).into_iter().map(|row| row.who).collect();
@@ -278,6 +295,7 @@ fn requests_of_vanished_clients_are_audited() {
 #[tokio::test]
 async fn change_is_audited_before_and_after_it_acts() {
     let server = Server::start();
+    server.machine.set(|inside| inside.hangs = Some("/waits.".into()));
     let state = server.guard.state.clone();
     let client = Client::new(server.socket());
     let text = "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {name: waits}\n\
@@ -303,21 +321,24 @@ async fn change_is_audited_before_and_after_it_acts() {
     std::fs::create_dir(&copy).unwrap();
     for file in std::fs::read_dir(&path).unwrap() {
         let file = file.unwrap().path();
-        std::fs::copy(&file, copy.join(file.file_name().unwrap())).unwrap();
+        if file.is_file() {
+            std::fs::copy(&file, copy.join(file.file_name().unwrap())).unwrap();
+        }
     }
     let left = StateFile::open(&copy).unwrap().trail.entries(&AuditQuery::default(), None).unwrap();
     assert_eq!(left, [unfinished]);
-    server.fake.go.store(true, std::sync::atomic::Ordering::Relaxed);
+    server.machine.set(|inside| inside.hangs = None);
     eventually("its end is written, though its client went away", || row().status == Some(200));
 }
 
 #[test]
 fn late_failures_of_changes_are_audited() {
     let server = Server::start();
-    let body = serde_json::json!({"files": [{"name": "x", "text":
-        "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {name: fails-late}\n\
-         spec: {nodes: {h1: {kind: host}}}\n"}]})
-    .to_string();
+    let text = format!(
+        "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {{name: fails-late}}\n\
+         spec: {{nodes: {{h1: {{kind: host, env: {{{BROKEN}: \"1\"}}}}}}}}\n"
+    );
+    let body = serde_json::json!({"files": [{"name": "x", "text": text}]}).to_string();
     let request = format!(
         "POST /v1/apply HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
@@ -325,7 +346,9 @@ fn late_failures_of_changes_are_audited() {
     let answer = server.raw(request.as_bytes());
     assert!(answer.starts_with("HTTP/1.1 200"), "it fails after its first step: {answer}");
     let row = audited(&server).into_iter().find(|row| row.what == "POST /v1/apply").unwrap();
-    assert_eq!((row.status, row.error.as_deref()), (Some(500), Some("runc: no such file")));
+    let error = row.error.unwrap_or_default();
+    assert!(error.starts_with("node fails-late/h1: can't create"), "{error}");
+    assert_eq!(row.status, Some(500));
 }
 
 #[tokio::test]
@@ -360,7 +383,7 @@ async fn exec_arguments_and_exit_are_audited() {
 fn tenant_cannot_exhaust_other_clients_requests() {
     let server = Server::start();
     let tokens = tokens(&server);
-    let path = "/v1/vnets/acme.red/nodes/r1/ports/eth0/capture";
+    let path = "/v1/vnets/acme.red/nodes/r1/logs/control?follow=true";
     let mut open = Vec::new();
     for number in 0..=TENANT_CALLS_MAX {
         let mut stream = UnixStream::connect(server.socket()).unwrap();
@@ -435,10 +458,13 @@ async fn tls_clients_are_identified_by_their_token() {
     let query = StatsQuery { vnet: Some("red".into()) };
     assert_eq!(kind(tenant.stats(&query).await), ProblemKind::NotFound);
     // Changes, streams and upgraded connections go over TLS as well.
-    tenant.delete_vnet("acme.red", |_| ()).await.unwrap();
+    let gone = "apiVersion: pdp/v1\nkind: VirtualNetwork\nmetadata: {name: acme.gone}\n\
+                spec: {nodes: {h1: {kind: host}}}\n";
+    server.apply(gone.into());
+    tenant.delete_vnet("acme.gone", |_| ()).await.unwrap();
     let capture = pdp_api::CaptureQuery { snap_bytes: 1, filter: None };
     let mut stream = tenant.capture("acme.red", "r1", "eth0", &capture).await.unwrap();
-    assert!(stream.next().await.unwrap().unwrap().starts_with(fake::PCAP));
+    assert!(stream.next().await.unwrap().unwrap().starts_with(PCAP));
     let exec = pdp_api::exec::ExecRequest {
         command: ["sh", "-c", "exit 7"].map(String::from).to_vec(),
         ..Default::default()

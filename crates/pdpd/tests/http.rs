@@ -1,6 +1,6 @@
-//! The HTTP layer, over its socket, in front of a daemon with fixed answers.
+//! The HTTP layer, over its socket, in front of a node on a pretend machine.
 
-mod fake;
+mod node;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +11,10 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use fake::{EVENTUALLY, PCAP, ROUTES, Server, eventually, processes_with};
+use node::pretend::BROKEN;
+use node::{
+    EVENTUALLY, PCAP, RECORD_BYTES, ROUTES, ROUTES_BEFORE_END, Server, eventually, processes_with,
+};
 use pdp_api::client::{Client, Error};
 use pdp_api::exec::{ExecFrame, ExecRequest, WindowSize, read_frame, write_frame};
 use pdp_api::*;
@@ -163,6 +166,7 @@ fn answers_match_the_openapi_description() {
         .and_then(|all| all.prepare())
         .unwrap();
     let node = "/v1/vnets/red/nodes/r1";
+    let fastpath = "/v1/vnets/red/nodes/f1/fastpath";
     for (method, path, real, body) in [
         ("get", paths::VERSION, paths::VERSION.to_owned(), ""),
         ("get", paths::OPENAPI, paths::OPENAPI.into(), ""),
@@ -179,8 +183,6 @@ fn answers_match_the_openapi_description() {
         ("delete", "/v1/tokens/{id}", paths::token(1), ""),
         ("get", "/v1/vnets/{vnet}/nodes/{node}/routes", format!("{node}/routes"), ""),
         ("get", "/v1/logs/{process}", "/v1/logs/mux".into(), ""),
-        ("post", paths::UP, paths::UP.into(), ""),
-        ("post", paths::DOWN, paths::DOWN.into(), "{}"),
         ("post", paths::APPLY, paths::APPLY.into(), r#"{"files": [{"name": "x", "text": "x"}]}"#),
         (
             "post",
@@ -200,8 +202,8 @@ fn answers_match_the_openapi_description() {
             "/v1/vnets/red/links/r1-h1".into(),
             r#"{"set": {"delay": "20ms"}}"#,
         ),
-        ("get", "/v1/vnets/{vnet}/links/{link}/fdb", "/v1/vnets/red/links/r1-h1/fdb".into(), ""),
-        ("delete", "/v1/vnets/{vnet}/links/{link}/fdb", "/v1/vnets/red/links/r1-h1/fdb".into(), ""),
+        ("get", "/v1/vnets/{vnet}/links/{link}/fdb", "/v1/vnets/red/links/lan/fdb".into(), ""),
+        ("delete", "/v1/vnets/{vnet}/links/{link}/fdb", "/v1/vnets/red/links/lan/fdb".into(), ""),
         (
             "put",
             "/v1/vnets/{vnet}/nodes/{node}/guests",
@@ -211,33 +213,35 @@ fn answers_match_the_openapi_description() {
         (
             "get",
             "/v1/vnets/{vnet}/nodes/{node}/fastpath/filters",
-            format!("{node}/fastpath/filters"),
+            format!("{fastpath}/filters"),
             "",
         ),
         (
             "post",
             "/v1/vnets/{vnet}/nodes/{node}/fastpath/filters",
-            format!("{node}/fastpath/filters"),
+            format!("{fastpath}/filters"),
             r#"{"set": [{"id": 1, "priority": 1, "match": "ip", "verdict": "drop"}]}"#,
         ),
         (
             "get",
             "/v1/vnets/{vnet}/nodes/{node}/fastpath/counters",
-            format!("{node}/fastpath/counters"),
+            format!("{fastpath}/counters"),
             "",
         ),
         (
             "get",
             "/v1/vnets/{vnet}/nodes/{node}/fastpath/queues",
-            format!("{node}/fastpath/queues?port=eth1"),
+            format!("{fastpath}/queues?port=eth1"),
             "",
         ),
         (
             "post",
             "/v1/vnets/{vnet}/nodes/{node}/fastpath/frames",
-            format!("{node}/fastpath/frames"),
-            r#"{"port": "eth0", "direction": "out", "frame": "00"}"#,
+            format!("{fastpath}/frames"),
+            r#"{"port": "eth0", "direction": "out", "frame": "0200000000010200000000020800"}"#,
         ),
+        ("post", paths::UP, paths::UP.into(), ""),
+        ("post", paths::DOWN, paths::DOWN.into(), "{}"),
         ("delete", paths::SUBSTRATE, paths::SUBSTRATE.into(), ""),
         ("get", paths::AUDIT, paths::AUDIT.into(), ""),
     ] {
@@ -258,6 +262,12 @@ fn answers_match_the_openapi_description() {
             "text/plain; charset=utf-8" => body.into(),
             _ => serde_json::from_str(body).unwrap(),
         };
+        let refused = match real.as_str() {
+            "/v1/vnets/none" | paths::APPLY => true,
+            paths::SUBSTRATE => method == "delete",
+            real => real.ends_with("/trace"),
+        };
+        assert_eq!(status != "200", refused, "{method} {real}: {body}");
         let answers = if status == "200" {
             let path = path.replace('/', "~1").replace('{', "%7B").replace('}', "%7D");
             format!("/paths/{path}/{method}/responses/200")
@@ -383,7 +393,7 @@ async fn silent_clients_do_not_delay_others() {
     for stream in &mut idle {
         stream.write_all(b"POST /v1/apply HTTP/1.1\r\nContent-Length: 10\r\n").unwrap();
     }
-    assert_eq!(client(&server).version().await.unwrap().pid, 4711);
+    assert_eq!(client(&server).version().await.unwrap().pid, std::process::id());
 }
 
 #[tokio::test]
@@ -392,10 +402,13 @@ async fn change_streams_its_steps_and_result() {
     let mut steps = Vec::new();
     let report =
         client(&server).apply(&apply_of(&["a", "b"]), |step| steps.push(step.what)).await.unwrap();
-    assert_eq!(steps, ["starting a", "starting b"]);
     let objects: Vec<_> = report.changes.iter().map(|change| change.object.as_str()).collect();
-    assert_eq!(objects, ["vnet/red", "vnet/a", "vnet/b"]);
-    assert!(server.fake.noted("applied b"));
+    for vnet in ["a", "b"] {
+        let step = format!("starting node {vnet}/h1");
+        assert!(steps.contains(&step), "{steps:?}");
+        assert!(objects.contains(&&*format!("vnet/{vnet}")), "{objects:?}");
+        assert!(server.vnets().contains(&vnet.to_owned()));
+    }
 }
 
 #[test]
@@ -415,10 +428,10 @@ fn change_answers_one_json_value_if_requested() {
         one.starts_with("http/1.1 200") && one.contains("content-type: application/json"),
         "{one}"
     );
-    assert!(one.contains("{\"changes\":[") && !one.contains("starting a"), "{one}");
-    for accept in ["*/*", "application/json, application/x-ndjson"] {
-        let lines = ask(accept, &["a"]);
-        assert!(lines.contains("x-ndjson") && lines.contains("starting a"), "{lines}");
+    assert!(one.contains("{\"changes\":[") && !one.contains("starting node"), "{one}");
+    for (accept, name) in [("*/*", "b"), ("application/json, application/x-ndjson", "c")] {
+        let lines = ask(accept, &[name]);
+        assert!(lines.contains("x-ndjson") && lines.contains("starting node"), "{lines}");
     }
 }
 
@@ -436,16 +449,23 @@ async fn refused_files_are_reported_with_file_and_line() {
 #[tokio::test]
 async fn late_failures_and_panics_become_problems() {
     let server = Server::start();
-    let late = problem(client(&server).apply(&apply_of(&["fails-late"]), |_| ()).await);
-    assert_eq!(late.error, "runc: no such file");
-    let panic = problem(client(&server).apply(&apply_of(&["panics"]), |_| ()).await);
+    let mut request = apply_of(&["fails-late"]);
+    let text = &mut request.files[0].text;
+    *text = text.replace("kind: host", &format!("kind: host, env: {{{BROKEN}: \"1\"}}"));
+    let late = problem(client(&server).apply(&request, |_| ()).await);
+    assert!(late.error.starts_with("node fails-late/h1: can't create"), "{late:?}");
+    // What ends the daemon panics.
+    let request = DownRequest { purge: false, exit: true };
+    let panic = problem(client(&server).down(&request, |_| ()).await);
     assert_eq!(panic.kind, ProblemKind::Internal);
-    assert_eq!(client(&server).version().await.unwrap().pid, 4711);
+    assert!(panic.error.contains("panicked"), "{panic:?}");
+    assert_eq!(client(&server).version().await.unwrap().pid, std::process::id());
 }
 
 #[tokio::test]
 async fn change_continues_after_its_client_disconnects() {
     let server = Server::start();
+    server.machine.set(|inside| inside.hangs = Some("/waits.".into()));
     let client = client(&server);
     let request = apply_of(&["waits", "after"]);
     let (began, begun) = tokio::sync::oneshot::channel();
@@ -459,8 +479,10 @@ async fn change_continues_after_its_client_disconnects() {
             _ = begun => {}
         }
     }
-    server.fake.go.store(true, std::sync::atomic::Ordering::Relaxed);
-    eventually("the change is done", || server.fake.noted("applied after"));
+    server.machine.set(|inside| inside.hangs = None);
+    let trail = &server.guard.state.trail;
+    let row = || trail.entries(&AuditQuery::default(), None).unwrap().pop().unwrap();
+    eventually("the change is done", || row().status == Some(200));
 }
 
 #[tokio::test]
@@ -489,7 +511,7 @@ async fn interrupted_route_table_is_a_problem() {
         })
         .await;
     assert_eq!(problem(result).kind, ProblemKind::Unavailable);
-    assert_eq!(rows, 10_000);
+    assert_eq!(rows, ROUTES_BEFORE_END);
     let none = client(&server).routes("red", "r9", &RoutesQuery::default(), |_| Ok(())).await;
     assert_eq!(problem(none).kind, ProblemKind::NotFound);
 }
@@ -501,9 +523,7 @@ async fn route_table_ends_when_its_client_disconnects() {
         .routes("red", "r1", &RoutesQuery::default(), |_| Err(std::io::ErrorKind::Other.into()))
         .await;
     assert!(matches!(result, Err(Error::Io(_))));
-    eventually("the table ends", || {
-        server.fake.left.load(std::sync::atomic::Ordering::Relaxed) == 1
-    });
+    eventually("the table ends", || server.left.load(std::sync::atomic::Ordering::Relaxed) == 1);
 }
 
 #[test]
@@ -513,9 +533,7 @@ fn route_table_times_out_if_client_stops_reading() {
     let request =
         "GET /v1/vnets/red/nodes/r1/routes HTTP/1.1\r\nhost: pdp\r\nconnection: close\r\n\r\n";
     client.write_all(request.as_bytes()).unwrap();
-    eventually("the table ends", || {
-        server.fake.left.load(std::sync::atomic::Ordering::Relaxed) == 1
-    });
+    eventually("the table ends", || server.left.load(std::sync::atomic::Ordering::Relaxed) == 1);
     let mut answer = String::new();
     client.read_to_string(&mut answer).unwrap();
     let last = answer.lines().rfind(|line| line.contains('{')).unwrap();
@@ -529,10 +547,11 @@ async fn a_capture_streams_and_ends_with_its_client() {
     let mut stream = client(&server).capture("red", "r1", "eth0", &query).await.unwrap();
     let first = stream.next().await.unwrap().unwrap();
     assert_eq!(&first[..PCAP.len()], PCAP);
-    assert_eq!(first[PCAP.len() + fake::RECORD_BYTES], 77);
+    assert_eq!(first[PCAP.len() + RECORD_BYTES], 77);
     assert!(stream.next().await.unwrap().is_some());
     drop(stream);
-    eventually("the capture ends", || server.path("left").exists());
+    let left = || server.left.load(std::sync::atomic::Ordering::Relaxed);
+    eventually("the capture ends", || left() == 1);
     let none = client(&server).capture("red", "r1", "eth9", &query).await;
     assert_eq!(problem(none.map(|_| ())).kind, ProblemKind::NotFound);
 }
@@ -573,7 +592,7 @@ async fn logs_include_rotated_half_and_support_tail() {
 #[tokio::test]
 async fn followed_log_survives_rotation_and_truncation() {
     let server = Server::start();
-    let path = server.path("daemon.log");
+    let path = server.path("run/pdpd.log");
     let query = LogQuery { tail: Some(1), follow: true };
     let mut stream = client(&server).logs(NodeProcess::Daemon, &query).await.unwrap();
     let mut text = String::new();
@@ -589,7 +608,7 @@ async fn followed_log_survives_rotation_and_truncation() {
     let mut file = fs::File::options().append(true).open(&path).unwrap();
     writeln!(file, "four").unwrap();
     expect("four\n").await;
-    fs::rename(&path, server.path("daemon.log.1")).unwrap();
+    fs::rename(&path, server.path("run/pdpd.log.1")).unwrap();
     fs::write(&path, "five\n").unwrap();
     expect("five\n").await;
     fs::write(&path, "").unwrap();
@@ -686,6 +705,10 @@ async fn command_may_ignore_input_and_leave_processes() {
 async fn a_command_that_does_not_exist_is_a_problem() {
     let server = Server::start();
     let request = ExecRequest { command: vec!["/no/such/program".into()], ..Default::default() };
+    let (_, err, code) = outcome(&server, &request, b"").await;
+    assert_eq!(code, 127, "{}", String::from_utf8_lossy(&err));
+    // The program that would run it in the guest.
+    fs::remove_file(server.path("runc")).unwrap();
     let refused = client(&server).exec("red", "r1", &request).await;
     assert!(problem(refused.map(|_| ())).error.contains("No such file"));
     let nowhere = client(&server).exec("none", "r1", &sh("true")).await;

@@ -1,14 +1,14 @@
 //! The watch stream, in front of a hub to which the tests publish.
 
-mod fake;
+mod node;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
-use fake::{EVENTUALLY, Server, eventually};
 use futures::{SinkExt, StreamExt};
+use node::{EVENTUALLY, Server, eventually};
 use pdp_api::client::{Client, Error, WatchStream};
 use pdp_api::*;
 use pdpd::api::{HEARD_BYTES_MAX, Listeners, STREAMS_MAX, listen, serve};
@@ -56,7 +56,7 @@ async fn event(watch: &mut WatchStream) -> WatchEvent {
 fn post(server: &Server, object: &str, message: impl ToString) {
     let message = Some(message.to_string());
     let event = WatchEvent { object: object.into(), message, ..WatchEvent::default() };
-    server.fake.hub.post(WatchEvent { what: EventKind::Ended, ..event });
+    server.hub().post(WatchEvent { what: EventKind::Ended, ..event });
 }
 
 fn names(snapshot: &Snapshot) -> Vec<&str> {
@@ -65,7 +65,7 @@ fn names(snapshot: &Snapshot) -> Vec<&str> {
 
 #[tokio::test]
 async fn watch_sends_a_snapshot_and_then_events() {
-    let server = Server::start();
+    let server = Server::idle();
     let mut watch = client(&server).watch(&WatchQuery::default()).await.unwrap();
     let first = snapshot(&mut watch).await;
     assert_eq!(names(&first), ["acme.red", "other.red", "red"]);
@@ -75,10 +75,12 @@ async fn watch_sends_a_snapshot_and_then_events() {
     let ended = event(&mut watch).await;
     assert_eq!((ended.seq, ended.boot.as_str()), (first.seq + 1, first.boot.as_str()));
     assert_eq!((ended.what, ended.message.as_deref()), (EventKind::Ended, Some("with code 7")));
-    server.fake.hub.publish_vnet("red", None, false);
+    server.hub().publish_vnet("red", None, false);
     let gone = event(&mut watch).await;
     assert_eq!((gone.object.as_str(), gone.what), ("vnet/red", EventKind::Gone));
-    let query = WatchQuery { vnet: Some("acme.red".into()), ..WatchQuery::default() };
+    // Without samples the daemon does not determine the status itself.
+    let (vnet, detail) = (Some("acme.red".into()), Detail::None);
+    let query = WatchQuery { vnet, detail, ..WatchQuery::default() };
     let mut watch = client(&server).watch(&query).await.unwrap();
     let one = snapshot(&mut watch).await;
     assert_eq!(names(&one), ["acme.red"]);
@@ -92,12 +94,13 @@ async fn watch_sends_a_snapshot_and_then_events() {
 /// A reader that asked for a vnet before it existed sees its status come and go.
 #[tokio::test]
 async fn watch_accepts_a_vnet_not_created_yet() {
-    let server = Server::start();
-    let query = WatchQuery { vnet: Some("late".into()), ..WatchQuery::default() };
+    let server = Server::idle();
+    let (vnet, detail) = (Some("late".into()), Detail::None);
+    let query = WatchQuery { vnet, detail, ..WatchQuery::default() };
     let mut watch = client(&server).watch(&query).await.unwrap();
     let none = snapshot(&mut watch).await;
     assert!(none.vnets.is_empty() && none.status.is_none() && none.removing.is_empty());
-    let hub = &server.fake.hub;
+    let hub = server.hub();
     hub.publish_vnet("late", Some(VnetStatus::default()), true);
     assert_eq!(event(&mut watch).await.what, EventKind::Created);
     hub.publish_vnet("late", None, true);
@@ -112,7 +115,7 @@ async fn watch_accepts_a_vnet_not_created_yet() {
 
 #[tokio::test]
 async fn watch_delivers_all_kept_events_in_order() {
-    let server = Server::start();
+    let server = Server::idle();
     let mut watch = client(&server).watch(&WatchQuery::default()).await.unwrap();
     let first = snapshot(&mut watch).await;
     // Together with the earlier ones, as many events as are kept.
@@ -138,10 +141,10 @@ async fn watch_delivers_all_kept_events_in_order() {
 /// stores nothing for it. The client learns of every loss, and then has the current state.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_reader_gets_a_gap_and_a_snapshot() {
-    let server = Server::start();
+    let server = Server::idle();
     let mut watch = client(&server).watch(&WatchQuery::default()).await.unwrap();
     let mut seq = snapshot(&mut watch).await.seq;
-    let hub = server.fake.hub.clone();
+    let hub = server.hub().clone();
     let before = Arc::strong_count(&hub);
     let text = "x".repeat(400);
     for _ in 0..20 * EVENTS_MAX {
@@ -171,10 +174,10 @@ async fn a_slow_reader_gets_a_gap_and_a_snapshot() {
 
 #[tokio::test]
 async fn watch_reports_a_gap_after_daemon_restart() {
-    let old = Server::start();
+    let old = Server::idle();
     let query = WatchQuery::default();
     let Snapshot { boot, seq, .. } = snapshot(&mut client(&old).watch(&query).await.unwrap()).await;
-    let new = Server::start();
+    let new = Server::idle();
     let query = WatchQuery { after: Some(EventCursor { boot, seq }), ..query };
     let mut watch = client(&new).watch(&query).await.unwrap();
     assert_eq!(line(&mut watch).await, WatchLine::Gap(Gap { lost: None }));
@@ -185,7 +188,7 @@ async fn watch_reports_a_gap_after_daemon_restart() {
 /// that others' activity advances.
 #[tokio::test]
 async fn watch_hides_other_tenants() {
-    let server = Server::start();
+    let server = Server::idle();
     let (acme, _) = as_tenant(&server, "acme");
     let mut stream = UnixStream::connect(server.socket()).unwrap();
     stream.set_read_timeout(Some(EVENTUALLY)).unwrap();
@@ -210,7 +213,7 @@ async fn watch_hides_other_tenants() {
         post(&server, "vnet/canary/node/r1", number);
         post(&server, "external/canary", number);
     }
-    server.fake.hub.publish_vnet("other.canary", Some(VnetStatus::default()), true);
+    server.hub().publish_vnet("other.canary", Some(VnetStatus::default()), true);
     post(&server, "vnet/acme.red/node/r1", "mine");
     let next = event(&mut watch).await;
     assert_eq!((next.message.as_deref(), next.seq), (Some("mine"), first.seq + 1));
@@ -230,7 +233,7 @@ async fn socket(server: &Server, headers: &[(&'static str, &str)]) -> Result<Soc
 
 async fn socket_at(path: &Path, headers: &[(&'static str, &str)]) -> Result<Socket, u16> {
     let stream = tokio::net::UnixStream::connect(path).await.unwrap();
-    let mut request = "ws://pdp/v1/watch?vnet=acme.red".into_client_request().unwrap();
+    let mut request = "ws://pdp/v1/watch?vnet=acme.red&detail=none".into_client_request().unwrap();
     for (name, value) in headers {
         request.headers_mut().insert(*name, value.parse().unwrap());
     }
@@ -267,7 +270,7 @@ async fn close(socket: &mut Socket) -> u16 {
 /// The same lines as messages. Either side can end it; the server gives a reason.
 #[tokio::test(flavor = "multi_thread")]
 async fn websocket_delivers_the_same_lines() {
-    let mut server = Server::start();
+    let mut server = Server::idle();
     let mut sockets = Vec::new();
     for _ in 0..2 {
         sockets.push(socket(&server, &[]).await.unwrap());
@@ -307,20 +310,21 @@ async fn websocket_delivers_the_same_lines() {
 /// longer serves these connections itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn stopping_daemon_waits_for_websocket_ends() {
-    let server = Server::start();
+    let server = Server::idle();
     let path = server.dir.path().join("second.sock");
     let listeners = Listeners { unix: listen(&path).unwrap(), tls: None };
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let stopped = async { drop(stopped.await) };
-    let before = Arc::strong_count(&server.fake.hub);
-    let served = tokio::spawn(serve(listeners, server.fake.clone(), server.guard.clone(), stopped));
+    let before = Arc::strong_count(server.hub());
+    let served =
+        tokio::spawn(serve(listeners, server.engine.clone(), server.guard.clone(), stopped));
     let mut socket = socket_at(&path, &[]).await.unwrap();
     assert!(matches!(text(&mut socket).await, WatchLine::Snapshot(_)));
-    assert!(Arc::strong_count(&server.fake.hub) > before);
+    assert!(Arc::strong_count(server.hub()) > before);
     // The client reads nothing, and so does not answer the close frame.
     stop.send(()).unwrap();
     served.await.unwrap().unwrap();
-    assert_eq!(Arc::strong_count(&server.fake.hub), before, "nobody attends to it any more");
+    assert_eq!(Arc::strong_count(server.hub()), before, "nobody attends to it any more");
     assert!(matches!(text(&mut socket).await, WatchLine::End(_)));
     assert_eq!(close(&mut socket).await, 1001);
 }
@@ -328,8 +332,8 @@ async fn stopping_daemon_waits_for_websocket_ends() {
 /// Clients with a page of another server, with too long messages, or with too many connections.
 #[tokio::test(flavor = "multi_thread")]
 async fn websocket_refuses_foreign_pages_and_enforces_limits() {
-    let server = Server::start();
-    let hub = server.fake.hub.clone();
+    let server = Server::idle();
+    let hub = server.hub().clone();
     for origin in ["https://evil.example", "null"] {
         assert_eq!(socket(&server, &[("origin", origin)]).await.err(), Some(403), "{origin}");
     }
@@ -372,14 +376,14 @@ async fn websocket_refuses_foreign_pages_and_enforces_limits() {
 /// A client's messages do not disturb the lines that it gets.
 #[tokio::test(flavor = "multi_thread")]
 async fn client_pings_lose_no_events() {
-    let server = Server::start();
+    let server = Server::idle();
     let mut socket = socket(&server, &[]).await.unwrap();
     assert!(matches!(text(&mut socket).await, WatchLine::Snapshot(_)));
     let (mut to, mut from) = socket.split();
     let pings =
         tokio::spawn(async move { while to.send(Message::Ping("x".into())).await.is_ok() {} });
     let count = EVENTS_MAX / 2;
-    let hub = server.fake.hub.clone();
+    let hub = server.hub().clone();
     let posts = std::thread::spawn(move || {
         for number in 0..count {
             let event = WatchEvent { object: "vnet/acme.red".into(), ..WatchEvent::default() };
@@ -406,7 +410,7 @@ async fn client_pings_lose_no_events() {
 /// As for lines: the client reads nothing while twenty times as many events happen as are kept.
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_websocket_reader_gets_a_gap_and_snapshot() {
-    let server = Server::start();
+    let server = Server::idle();
     let mut slow = socket(&server, &[]).await.unwrap();
     let WatchLine::Snapshot(first) = text(&mut slow).await else { panic!("what is") };
     let mut seq = first.seq;
@@ -443,8 +447,8 @@ async fn slow_websocket_reader_gets_a_gap_and_snapshot() {
 /// A vnet that was being removed when the daemon started is shown until it is gone.
 #[tokio::test]
 async fn removal_begun_before_restart_is_reported_when_finished() {
-    let server = Server::start();
-    let hub = &server.fake.hub;
+    let server = Server::idle();
+    let hub = server.hub();
     hub.expect(["stays".to_owned(), "deleted".to_owned()], ["late".to_owned()]);
     let mut watch = client(&server).watch(&WatchQuery::default()).await.unwrap();
     assert_eq!(snapshot(&mut watch).await.removing, ["late"]);
@@ -461,7 +465,7 @@ async fn removal_begun_before_restart_is_reported_when_finished() {
 
 #[tokio::test]
 async fn a_watch_ends_with_its_reason() {
-    let mut server = Server::start();
+    let mut server = Server::idle();
     let (acme, token) = as_tenant(&server, "acme");
     let mut watch = acme.watch(&WatchQuery::default()).await.unwrap();
     snapshot(&mut watch).await;

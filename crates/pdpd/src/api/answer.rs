@@ -1,5 +1,7 @@
 //! Parses requests and formats failures: every refusal is a [`Problem`].
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::response::{IntoResponse, Response};
@@ -8,8 +10,10 @@ use hyper::http::request::Parts;
 use pdp_api::{BODY_BYTES_MAX, Problem, ProblemKind};
 use serde::de::DeserializeOwned;
 
-use super::{AuthorizedRequest, CALL_TIME_MAX, Daemon};
+use super::limits::RequestPermit;
+use super::{AuthorizedRequest, CALL_TIME_MAX};
 use crate::access::AccessScope;
+use crate::engine::DaemonCore;
 
 /// Response with a [`Problem`].
 pub struct ProblemResponse(Box<Problem>);
@@ -95,21 +99,47 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathPar
     }
 }
 
+/// Access of one request to the node, with the request's permit.
+#[derive(Clone)]
+pub struct NodeAccess {
+    daemon: Arc<DaemonCore>,
+    scope: AccessScope,
+    _permit: Arc<RequestPermit>,
+}
+
+impl NodeAccess {
+    /// Calls the node. All endpoints get their answers here, so that no problem tells a client
+    /// more than its scope allows.
+    pub fn call<T>(
+        &self,
+        ask: impl FnOnce(&DaemonCore, &AccessScope) -> Result<T, Problem>,
+    ) -> Result<T, Problem> {
+        ask(&self.daemon, &self.scope).map_err(|problem| self.redact(problem))
+    }
+
+    /// Returns a problem as the client may see it.
+    pub fn redact(&self, problem: Problem) -> Problem {
+        self.daemon.redact_for(&self.scope, problem)
+    }
+}
+
 impl AuthorizedRequest {
+    /// Returns the request's access to the node.
+    pub fn node(&self) -> NodeAccess {
+        NodeAccess {
+            daemon: self.api.daemon.clone(),
+            scope: self.caller.scope.clone(),
+            _permit: self.permit.clone(),
+        }
+    }
+
     /// Makes a read-only call on a blocking thread.
     pub async fn call<T: Send + 'static>(
         &self,
-        ask: impl FnOnce(&dyn Daemon, &AccessScope) -> Result<T, Problem> + Send + 'static,
+        ask: impl FnOnce(&DaemonCore, &AccessScope) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, ProblemResponse> {
-        let daemon = self.api.daemon.clone();
-        let scope = self.caller.scope.clone();
-        let place = self.permit.clone();
-        let task = tokio::task::spawn_blocking(move || {
-            let answer =
-                ask(&*daemon, &scope).map_err(|problem| daemon.redact_for(&scope, problem));
-            drop(place);
-            answer
-        });
+        let node = self.node();
+        let task = tokio::task::spawn_blocking(move || node.call(ask));
         match tokio::time::timeout(CALL_TIME_MAX, task).await {
             Ok(answer) => Ok(answer.map_err(panicked)??),
             Err(_) => {

@@ -12,11 +12,12 @@ use pdp_api::{
 use tokio::sync::mpsc;
 
 use crate::access::{AccessScope, Requester, on_behalf_of};
+use crate::engine::DaemonCore;
 use crate::util::ProgressFn;
 
+use super::AuthorizedRequest;
 use super::answer::{JsonBody, Params, PathParams, ProblemResponse, panicked};
 use super::stream::{lines, ndjson};
-use super::{AuthorizedRequest, Daemon};
 
 /// Progress steps that may wait for the client; excess steps are dropped.
 const PROGRESS_MAX: usize = 64;
@@ -75,7 +76,7 @@ pub async fn delete_vnet(
         .await;
     };
     let nodes = only.split(',').map(str::to_owned).collect();
-    let make = move |daemon: &dyn Daemon, scope: &AccessScope, progress: ProgressFn<'_>| {
+    let make = move |daemon: &DaemonCore, scope: &AccessScope, progress: ProgressFn<'_>| {
         daemon.delete_nodes(scope, &vnet, &nodes, progress)
     };
     change(&api, make).await
@@ -98,7 +99,7 @@ pub async fn delete_tenant(
     api: AuthorizedRequest,
     PathParams(tenant): PathParams<String>,
 ) -> Result<Response, ProblemResponse> {
-    change(&api, move |daemon, _, progress| daemon.delete_tenant(&tenant, progress)).await
+    change(&api, move |daemon, _, _| daemon.delete_tenant(&tenant)).await
 }
 
 /// Changes the number of a router's forwarding guests, without loss.
@@ -114,7 +115,7 @@ pub async fn scale(
     PathParams((vnet, node)): PathParams<(String, String)>,
     JsonBody(request): JsonBody<ScaleRequest>,
 ) -> Result<Response, ProblemResponse> {
-    let make = move |daemon: &dyn Daemon, scope: &AccessScope, progress: ProgressFn<'_>| {
+    let make = move |daemon: &DaemonCore, scope: &AccessScope, progress: ProgressFn<'_>| {
         daemon.scale(scope, &vnet, &node, request, progress)
     };
     change(&api, make).await
@@ -131,7 +132,7 @@ pub async fn restart(
     PathParams(vnet): PathParams<String>,
     JsonBody(request): JsonBody<RestartRequest>,
 ) -> Result<Response, ProblemResponse> {
-    let make = move |daemon: &dyn Daemon, scope: &AccessScope, progress: ProgressFn<'_>| {
+    let make = move |daemon: &DaemonCore, scope: &AccessScope, progress: ProgressFn<'_>| {
         daemon.restart(scope, &vnet, &request, progress)
     };
     change(&api, make).await
@@ -175,17 +176,15 @@ pub async fn change_link(
 /// wants one value, the response has the status of its problem.
 pub(super) async fn change(
     api: &AuthorizedRequest,
-    make: impl FnOnce(&dyn Daemon, &AccessScope, ProgressFn<'_>) -> Result<ChangeReport, Problem>
+    make: impl FnOnce(&DaemonCore, &AccessScope, ProgressFn<'_>) -> Result<ChangeReport, Problem>
     + Send
     + 'static,
 ) -> Result<Response, ProblemResponse> {
-    let place = api.permit.clone();
-    let daemon = api.api.daemon.clone();
-    let scope = api.caller.scope.clone();
+    let node = api.node();
     let begun = api.audit_entry.clone();
     let asker = Requester {
         identity: api.caller.identity.clone(),
-        scope: scope.clone(),
+        scope: api.caller.scope.clone(),
         audit_entry: begun.clone(),
     };
     if let Some(begun) = &begun {
@@ -194,22 +193,18 @@ pub(super) async fn change(
     let (steps, mut queue) = mpsc::channel::<Progress>(PROGRESS_MAX);
     let task = tokio::task::spawn_blocking(move || {
         let made = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            on_behalf_of(asker, || {
-                make(&*daemon, &scope, &mut |step| {
-                    // A slow client must not delay the change.
-                    let _ = steps.try_send(step);
-                })
-            })
+            // A slow client must not delay the change.
+            let mut progress = |step| drop(steps.try_send(step));
+            on_behalf_of(asker, || node.call(|daemon, scope| make(daemon, scope, &mut progress)))
         }));
         let result = made.unwrap_or_else(|_| Err(panicked("a change panicked")));
-        let result = result.map_err(|problem| daemon.redact_for(&scope, problem));
         if let Some(begun) = begun {
             match &result {
                 Ok(_) => begun.end_blocking(StatusCode::OK.as_u16(), None),
                 Err(problem) => begun.end_blocking(problem.kind.status(), Some(&problem.error)),
             }
         }
-        drop(place);
+        drop(node);
         result
     });
     let end = async move {

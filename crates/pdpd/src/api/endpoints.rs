@@ -35,26 +35,26 @@ pub struct RequestRules {
 }
 
 /// An endpoint: one method of one path.
-pub struct Endpoint {
+pub struct ApiEndpoint {
     rules: RequestRules,
     /// Handler with its method, path and description.
     pub route: UtoipaMethodRouter<Api>,
 }
 
-impl Endpoint {
+impl ApiEndpoint {
     fn large_body(mut self) -> Self {
         self.rules.body_bytes_max = pdp_api::BODY_BYTES_MAX;
         self
     }
 }
 
-fn row(permission: Permission, mode: ResponseMode, route: UtoipaMethodRouter<Api>) -> Endpoint {
+fn row(permission: Permission, mode: ResponseMode, route: UtoipaMethodRouter<Api>) -> ApiEndpoint {
     let rules = RequestRules { permission, mode, body_bytes_max: SMALL_BODY_BYTES_MAX };
-    Endpoint { rules, route }
+    ApiEndpoint { rules, route }
 }
 
 /// Returns all endpoints, in the order of the description.
-pub fn endpoints() -> Vec<Endpoint> {
+pub fn endpoints() -> Vec<ApiEndpoint> {
     use Permission::{Apply, ChangeNode, ChangeVnet, EnterVnet, Known, ReadNode, ReadVnet};
     use ResponseMode::{Session, Whole};
     vec![
@@ -110,7 +110,7 @@ impl RuleTable {
     /// Takes the rules from [`endpoints`].
     pub fn new() -> Self {
         let mut table: BTreeMap<_, Vec<_>> = BTreeMap::new();
-        for Endpoint { rules, route: (_, paths, _) } in endpoints() {
+        for ApiEndpoint { rules, route: (_, paths, _) } in endpoints() {
             for (path, item) in paths.paths {
                 let methods = methods(&item).into_iter().map(|method| (method, rules));
                 table.entry(path).or_default().extend(methods);

@@ -8,6 +8,7 @@ use pdp_api::{
 
 use super::AuthorizedRequest;
 use super::answer::{JsonBody, Params, PathParams, ProblemResponse};
+use crate::status::fastpath::FastPath;
 
 /// Returns filters of a router that the mux forwards for.
 #[utoipa::path(get, path = paths::FASTPATH_FILTERS, tag = "fastpath",
@@ -21,7 +22,7 @@ pub async fn fastpath_filters(
     PathParams((vnet, node)): PathParams<(String, String)>,
     Params(query): Params<FastpathFiltersQuery>,
 ) -> Result<Json<FastpathFilters>, ProblemResponse> {
-    api.call(move |daemon, _| daemon.fastpath_filters(&vnet, &node, query)).await.map(Json)
+    api.call(move |daemon, _| FastPath::find(daemon, &vnet, &node)?.filters(query)).await.map(Json)
 }
 
 /// Changes filters of a router that the mux forwards for, all or none.
@@ -36,7 +37,7 @@ pub async fn change_fastpath(
     PathParams((vnet, node)): PathParams<(String, String)>,
     JsonBody(change): JsonBody<FastpathChange>,
 ) -> Result<Json<FastpathChanged>, ProblemResponse> {
-    api.call(move |daemon, _| daemon.change_fastpath(&vnet, &node, &change)).await.map(Json)
+    api.call(move |daemon, _| FastPath::find(daemon, &vnet, &node)?.change(&change)).await.map(Json)
 }
 
 /// Returns counters of a router that the mux forwards for, all from one moment.
@@ -51,7 +52,7 @@ pub async fn fastpath_counters(
     PathParams((vnet, node)): PathParams<(String, String)>,
     Params(query): Params<FastpathCountersQuery>,
 ) -> Result<Json<FastpathCounters>, ProblemResponse> {
-    api.call(move |daemon, _| daemon.fastpath_counters(&vnet, &node, query)).await.map(Json)
+    api.call(move |daemon, _| FastPath::find(daemon, &vnet, &node)?.counters(query)).await.map(Json)
 }
 
 /// Returns the state of the queues of a router that the mux forwards for.
@@ -66,7 +67,7 @@ pub async fn fastpath_queues(
     PathParams((vnet, node)): PathParams<(String, String)>,
     Params(query): Params<FastpathQueuesQuery>,
 ) -> Result<Json<FastpathQueues>, ProblemResponse> {
-    api.call(move |daemon, _| daemon.fastpath_queues(&vnet, &node, &query)).await.map(Json)
+    api.call(move |daemon, _| FastPath::queues_of(daemon, &vnet, &node, &query)).await.map(Json)
 }
 
 /// Sends a frame through a router that the mux forwards for.
@@ -82,5 +83,5 @@ pub async fn send_frame(
     PathParams((vnet, node)): PathParams<(String, String)>,
     JsonBody(frame): JsonBody<FastpathFrame>,
 ) -> Result<Json<()>, ProblemResponse> {
-    api.call(move |daemon, _| daemon.send_frame(&vnet, &node, &frame)).await.map(Json)
+    api.call(move |daemon, _| FastPath::find(daemon, &vnet, &node)?.send(&frame)).await.map(Json)
 }

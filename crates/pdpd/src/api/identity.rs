@@ -6,12 +6,13 @@ use pdp_api::{AuditEntry, AuditQuery, NewToken, Problem, TenantInfo, Token, Toke
 
 use super::AuthorizedRequest;
 use super::answer::{JsonBody, Params, PathParams, ProblemResponse};
+use crate::status::view;
 
 /// Returns all tenants; a tenant gets itself alone.
 #[utoipa::path(get, path = paths::TENANTS, tag = "access", responses(
     (status = OK, body = Vec<TenantInfo>, description = "By name")))]
 pub async fn tenants(api: AuthorizedRequest) -> Result<Json<Vec<TenantInfo>>, ProblemResponse> {
-    api.call(|daemon, scope| daemon.tenant_infos(scope)).await.map(Json)
+    api.call(|daemon, scope| Ok(view::tenants(daemon, scope))).await.map(Json)
 }
 
 /// Lists the tokens without their secrets.

@@ -12,7 +12,7 @@ use super::change::change;
 #[utoipa::path(get, path = paths::IMAGES, tag = "images", responses(
     (status = OK, body = Vec<ImageInfo>, description = "By tenant and name")))]
 pub async fn images(api: AuthorizedRequest) -> Result<Json<Vec<ImageInfo>>, ProblemResponse> {
-    api.call(|daemon, scope| daemon.images(scope)).await.map(Json)
+    api.call(|daemon, scope| daemon.images.list(scope, &daemon.model())).await.map(Json)
 }
 
 /// Pulls the image that a name refers to now. Running nodes keep their
@@ -24,7 +24,10 @@ pub async fn pull_image(
     api: AuthorizedRequest,
     JsonBody(request): JsonBody<PullRequest>,
 ) -> Result<Response, ProblemResponse> {
-    change(&api, move |daemon, scope, progress| daemon.pull_image(scope, &request, progress)).await
+    change(&api, move |daemon, scope, progress| {
+        daemon.images.pull(scope, &request, &daemon.model(), progress)
+    })
+    .await
 }
 
 /// Removes an image, given by its digest or one of its names; refused while a node runs on it.
@@ -38,7 +41,9 @@ pub async fn delete_image(
     PathParams(image): PathParams<String>,
     Params(query): Params<ImageQuery>,
 ) -> Result<Json<()>, ProblemResponse> {
-    api.call(move |daemon, scope| daemon.delete_image(scope, &image, &query)).await.map(Json)
+    api.call(move |daemon, scope| daemon.images.remove(scope, &image, &query, &|| daemon.model()))
+        .await
+        .map(Json)
 }
 
 /// Removes all unused images.
@@ -48,5 +53,7 @@ pub async fn prune_images(
     api: AuthorizedRequest,
     Params(query): Params<ImageQuery>,
 ) -> Result<Json<Vec<ImageInfo>>, ProblemResponse> {
-    api.call(move |daemon, scope| daemon.prune_images(scope, &query)).await.map(Json)
+    api.call(move |daemon, scope| daemon.images.prune(scope, &query, &|| daemon.model()))
+        .await
+        .map(Json)
 }

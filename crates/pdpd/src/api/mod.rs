@@ -3,8 +3,8 @@
 //! One place checks every request and writes it to the audit log. One table has
 //! a row for each endpoint (`endpoints`).
 //!
-//! [`Daemon`] is the interface to the rest of the daemon. [`serve`] runs the
-//! API on a listener of [`listen`]. Types and paths are in [`pdp_api`]. The
+//! Handlers call [`DaemonCore`], and [`status`](crate::status) for reads. [`serve`] runs
+//! the API on a listener of [`listen`]. Types and paths are in [`pdp_api`]. The
 //! description is in `schema/openapi.json` and at `GET /v1/openapi.json`.
 //!
 //! Whatever a client sends, the response is JSON, with a [`Problem`](pdp_api::Problem)
@@ -22,7 +22,6 @@ mod answer;
 mod auth;
 mod change;
 mod connection;
-mod daemon;
 mod description;
 mod endpoints;
 mod exec;
@@ -30,7 +29,6 @@ mod fastpath;
 mod identity;
 mod images;
 mod limits;
-pub mod observe;
 mod process;
 mod read;
 mod stream;
@@ -55,10 +53,7 @@ use tokio_rustls::TlsAcceptor;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
-pub use crate::status::frames::Captured;
-pub use crate::status::tables::RouteFn;
 pub use connection::{ConnectionTask, HttpServer};
-pub use daemon::Daemon;
 pub use limits::{BODIES_BYTES_MAX, TENANT_BODIES_BYTES_MAX, TENANTS_BODIES_BYTES_MAX};
 pub use watch::HEARD_BYTES_MAX;
 
@@ -70,6 +65,7 @@ use tls::Tls;
 
 use crate::access::Authenticator;
 use crate::access::audit::Audit;
+use crate::engine::DaemonCore;
 
 /// Limit of simultaneous connections, for each of three groups: operators on the Unix
 /// socket, other users on it, and clients over TLS. Excess connections are closed at once.
@@ -141,7 +137,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// State that all requests have in common.
 #[derive(Clone)]
 struct Api {
-    daemon: Arc<dyn Daemon>,
+    daemon: Arc<DaemonCore>,
     guard: Arc<Authenticator>,
     audit: Audit,
     rules: Arc<RuleTable>,
@@ -226,7 +222,7 @@ fn listener_is_gone(stream: &UnixStream) -> bool {
 /// # Errors
 /// The thread of the audit log can't be started.
 pub fn server(
-    daemon: Arc<dyn Daemon>,
+    daemon: Arc<DaemonCore>,
     guard: Arc<Authenticator>,
     listens: Option<Listens>,
 ) -> io::Result<(HttpServer, tokio::sync::watch::Sender<bool>)> {
@@ -241,7 +237,7 @@ pub fn server(
 /// Serves the API until `stop` completes, then ends all streams and commands.
 pub async fn serve(
     listeners: Listeners,
-    daemon: Arc<dyn Daemon>,
+    daemon: Arc<DaemonCore>,
     guard: Arc<Authenticator>,
     stop: impl Future<Output = ()> + Send,
 ) -> io::Result<()> {

@@ -10,20 +10,23 @@ use pdp_proto::limits::PATTERN_BYTES_MAX;
 use super::AuthorizedRequest;
 use super::answer::{JsonBody, Params, PathParams, ProblemResponse};
 use crate::access::no_vnet;
+use crate::status::{doctor, frames, stats, tables, view};
 
 /// Returns the daemon's version.
 #[utoipa::path(get, path = paths::VERSION, tag = "node", responses(
     (status = OK, body = DaemonVersion, description = "The daemon")))]
 pub async fn version(api: AuthorizedRequest) -> Result<Json<DaemonVersion>, ProblemResponse> {
     let listens = api.api.listens.clone();
-    api.call(move |daemon, _| Ok(DaemonVersion { listens, ..daemon.version() })).await.map(Json)
+    let (version, pid) = (env!("CARGO_PKG_VERSION").into(), std::process::id());
+    let managed = api.api.daemon.managed;
+    Ok(Json(DaemonVersion { version, pid, managed, listens }))
 }
 
 /// Checks the facilities of the machine.
 #[utoipa::path(get, path = paths::DOCTOR, tag = "node", responses(
     (status = OK, body = Vec<MachineCheck>, description = "Results in the order of the checks")))]
 pub async fn doctor(api: AuthorizedRequest) -> Result<Json<Vec<MachineCheck>>, ProblemResponse> {
-    api.call(|daemon, _| Ok(daemon.doctor())).await.map(Json)
+    api.call(|daemon, _| Ok(doctor::of_node(daemon))).await.map(Json)
 }
 
 /// Returns the substrate.
@@ -31,7 +34,7 @@ pub async fn doctor(api: AuthorizedRequest) -> Result<Json<Vec<MachineCheck>>, P
     (status = OK, body = SubstrateInfo,
         description = "Spec and status; a tenant sees what it may use")))]
 pub async fn substrate(api: AuthorizedRequest) -> Result<Json<SubstrateInfo>, ProblemResponse> {
-    api.call(|daemon, scope| daemon.substrate(scope)).await.map(Json)
+    api.call(|daemon, scope| Ok(view::substrate(daemon, scope))).await.map(Json)
 }
 
 /// Returns all vnets.
@@ -39,7 +42,7 @@ pub async fn substrate(api: AuthorizedRequest) -> Result<Json<SubstrateInfo>, Pr
     (status = OK, body = Vec<VnetSummary>,
         description = "Vnets that the client may see, by name")))]
 pub async fn vnets(api: AuthorizedRequest) -> Result<Json<Vec<VnetSummary>>, ProblemResponse> {
-    api.call(|daemon, scope| daemon.vnets(scope)).await.map(Json)
+    api.call(|daemon, scope| Ok(view::vnets(daemon, scope))).await.map(Json)
 }
 
 /// Returns one vnet: its spec and its status.
@@ -50,7 +53,9 @@ pub async fn vnet(
     api: AuthorizedRequest,
     PathParams(vnet): PathParams<String>,
 ) -> Result<Json<Vnet>, ProblemResponse> {
-    api.call(move |daemon, _| daemon.vnet(&vnet)).await.map(Json)
+    api.call(move |daemon, _| view::vnet(daemon, &vnet).ok_or_else(|| no_vnet(&vnet)))
+        .await
+        .map(Json)
 }
 
 /// Returns the current counters.
@@ -65,7 +70,7 @@ pub async fn stats(
     {
         return Err(no_vnet(vnet).into());
     }
-    api.call(move |daemon, scope| daemon.stats(scope, query)).await.map(Json)
+    api.call(move |daemon, scope| stats::current(daemon, scope, query)).await.map(Json)
 }
 
 /// Returns the addresses that an Ethernet segment (a link with more than two ends) has learned.
@@ -78,7 +83,7 @@ pub async fn fdb(
     api: AuthorizedRequest,
     PathParams((vnet, link)): PathParams<(String, String)>,
 ) -> Result<Json<Vec<FdbEntry>>, ProblemResponse> {
-    api.call(move |daemon, _| daemon.fdb(&vnet, &link, false)).await.map(Json)
+    api.call(move |daemon, _| tables::fdb(daemon, &vnet, &link, false)).await.map(Json)
 }
 
 /// Makes an Ethernet segment forget the addresses that it has learned.
@@ -91,7 +96,7 @@ pub async fn clear_fdb(
     api: AuthorizedRequest,
     PathParams((vnet, link)): PathParams<(String, String)>,
 ) -> Result<Json<()>, ProblemResponse> {
-    api.call(move |daemon, _| daemon.fdb(&vnet, &link, true).map(drop)).await.map(Json)
+    api.call(move |daemon, _| tables::fdb(daemon, &vnet, &link, true).map(drop)).await.map(Json)
 }
 
 /// Traces the next frame that arrives at a port.
@@ -108,7 +113,9 @@ pub async fn trace(
     JsonBody(request): JsonBody<TraceRequest>,
 ) -> Result<Json<Trace>, ProblemResponse> {
     check_trace(&request)?;
-    api.call(move |daemon, scope| daemon.trace(scope, &vnet, &node, &port, request)).await.map(Json)
+    api.call(move |daemon, scope| frames::trace(daemon, scope, &vnet, &node, &port, request))
+        .await
+        .map(Json)
 }
 
 fn check_trace(request: &TraceRequest) -> Result<(), Problem> {

@@ -21,9 +21,11 @@ use tokio::net::unix::pipe;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
+use super::AuthorizedRequest;
 use super::answer::{Params, PathParams, ProblemResponse, panicked};
 use super::description::PCAP;
-use super::{AuthorizedRequest, Captured};
+use crate::status::frames::Captured;
+use crate::status::{frames, tables};
 
 /// Bytes of routes that are gathered into one chunk.
 const CHUNK_BYTES: usize = 32 << 10;
@@ -100,15 +102,14 @@ pub async fn routes(
     PathParams((vnet, node)): PathParams<(String, String)>,
     Params(query): Params<RoutesQuery>,
 ) -> Result<Response, ProblemResponse> {
-    let daemon = api.api.daemon.clone();
-    let place = api.permit.clone();
+    let access = api.node();
     let (chunks, mut queue) = mpsc::channel::<Bytes>(CHUNKS_MAX);
     let runtime = Handle::current();
     let task = tokio::task::spawn_blocking(move || {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES + 1024);
         let mut count = 0;
         let (mut sent, mut stalled) = (false, false);
-        let result = daemon.routes(&vnet, &node, query, &mut |route| {
+        let mut take = |route| {
             push_line(&mut chunk, &RouteLine::Route(route));
             count += 1;
             if chunk.len() < CHUNK_BYTES {
@@ -119,7 +120,9 @@ pub async fn routes(
             let taken = runtime.block_on(chunks.send_timeout(chunk, ROUTES_STALL_MAX));
             stalled = taken.is_err();
             !stalled
-        });
+        };
+        let result =
+            access.call(|daemon, _| tables::routes(daemon, &vnet, &node, query, &mut take));
         let last = match result {
             Ok(()) if stalled => {
                 let text =
@@ -131,7 +134,6 @@ pub async fn routes(
             Err(problem) => RouteLine::Problem(problem),
         };
         push_line(&mut chunk, &last);
-        drop(place);
         Ok(Bytes::from(chunk))
     });
     let Some(first) = queue.recv().await else {
@@ -161,8 +163,9 @@ pub async fn capture(
     PathParams((vnet, node, port)): PathParams<(String, String, String)>,
     Params(query): Params<CaptureQuery>,
 ) -> Result<Response, ProblemResponse> {
-    let Captured { frames, permit: place } =
-        api.call(move |daemon, scope| daemon.capture(scope, &vnet, &node, &port, query)).await?;
+    let Captured { frames, permit: place } = api
+        .call(move |daemon, scope| frames::capture(daemon, scope, &vnet, &node, &port, query))
+        .await?;
     let pipe = pipe::Receiver::from_owned_fd(frames).map_err(Problem::internal)?;
     let bytes = stream::try_unfold((pipe, place), async |(mut pipe, place)| {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);
@@ -213,8 +216,9 @@ async fn log(
     query: LogQuery,
 ) -> Result<Response, ProblemResponse> {
     let unreadable = |error: io::Error| {
-        Problem::new(ProblemKind::NotFound, format!("log {}: {error}", path.display()))
-            .hint("nothing was logged yet")
+        let problem = format!("log {}: {error}", path.display());
+        let problem = Problem::new(ProblemKind::NotFound, problem);
+        api.node().redact(problem.hint("nothing was logged yet"))
     };
     let mut file = File::open(&path).await.map_err(unreadable)?;
     // The older half, which the writer keeps next to the log.

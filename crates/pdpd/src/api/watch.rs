@@ -22,6 +22,7 @@ use super::stream::{lines, ndjson};
 use super::{AuthorizedRequest, UpgradedConnection};
 use crate::access::no_vnet;
 use crate::events::WatchReader;
+use crate::status::publisher;
 
 /// Largest message of a client, bytes.
 pub const HEARD_BYTES_MAX: usize = 1 << 10;
@@ -67,7 +68,7 @@ pub async fn watch(
             .hint("its Origin is not this Host")
             .into());
     }
-    let reader = api.call(move |daemon, scope| daemon.watch(scope, query)).await?;
+    let reader = api.call(move |daemon, scope| Ok(publisher::open(daemon, scope, query))).await?;
     let Some(upgrade) = upgrade else { return Ok(ndjson(chunks(api, reader)).into_response()) };
     let attended = UpgradedConnection::new(&api.api);
     let upgrade = upgrade.max_message_size(HEARD_BYTES_MAX).max_frame_size(HEARD_BYTES_MAX);

@@ -66,6 +66,12 @@ struct PendingChange {
 }
 
 /// The node.
+///
+/// Calls of the API arrive on separate threads, several at a time, and may block. A call
+/// that changes something is never aborted, even if its client goes away.
+///
+/// If a call has an [`AccessScope`], its answer, steps and problem name nothing
+/// outside of it. A vnet that a call names is in the client's scope.
 #[derive(Debug)]
 pub struct DaemonCore {
     /// The machine.

@@ -62,6 +62,24 @@ impl FastPath {
         Ok(Self { name, socket: socket.into(), ports })
     }
 
+    /// Returns the state of the queues of a node's fast path.
+    pub fn queues_of(
+        engine: &DaemonCore,
+        vnet: &str,
+        node: &str,
+        query: &FastpathQueuesQuery,
+    ) -> Result<FastpathQueues, Problem> {
+        let model = engine.model();
+        let vlinks = model.plan.vnets.get(vnet).into_iter().flat_map(|plan| &plan.mux.vlinks);
+        let ends = vlinks.flat_map(|vlink| vlink.ends.iter().zip(&vlink.queues));
+        let names = |port: u16| {
+            let is_it = |end: &mux::VlinkEnd| matches!(end, mux::VlinkEnd::Port { node: of, port: at } if *of == node && *at == port);
+            let queues = ends.clone().filter(|(end, _)| is_it(end)).flat_map(|(_, queues)| queues);
+            queues.map(|queue| queue.name.clone()).collect()
+        };
+        Self::find(engine, vnet, node)?.queues(query, names)
+    }
+
     /// Returns its filters, as many as fit into one answer.
     pub fn filters(&self, query: FastpathFiltersQuery) -> Result<FastpathFilters, Problem> {
         let connection = self.connect()?;
@@ -321,19 +339,6 @@ fn hex(text: &str) -> Option<Vec<u8>> {
         text.chars().map(|c| c.to_digit(16).map(|digit| digit as u8)).collect();
     let digits = digits.filter(|digits| digits.len().is_multiple_of(2))?;
     Some(digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect())
-}
-
-/// Returns a function that names the queues of a node's port, given by its number.
-pub fn queue_names(engine: &DaemonCore, vnet: &str, node: &str) -> impl Fn(u16) -> Vec<String> {
-    let model = engine.model();
-    let (vnet, node) = (vnet.to_owned(), node.to_owned());
-    move |port| {
-        let vlinks = model.plan.vnets.get(&vnet).into_iter().flat_map(|plan| &plan.mux.vlinks);
-        let ends = vlinks.flat_map(|vlink| vlink.ends.iter().zip(&vlink.queues));
-        let is_it = |end: &mux::VlinkEnd| matches!(end, mux::VlinkEnd::Port { node: of, port: at } if *of == node && *at == port);
-        let queues = ends.filter(|(end, _)| is_it(end)).flat_map(|(_, queues)| queues);
-        queues.map(|queue| queue.name.clone()).collect()
-    }
 }
 
 #[cfg(test)]

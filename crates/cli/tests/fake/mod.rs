@@ -1,197 +1,318 @@
-//! A daemon with fixed answers behind the real HTTP layer, for tests of
-//! the layer and of the command.
+//! Fixed answers in front of a real node on a pretend machine. Requests without a fixed answer go
+//! to the node: commands in guests, captures, logs, watches, tokens, the audit log.
 
 #![allow(dead_code)] // each test uses its part
 
+#[path = "../../../pdpd/tests/node/mod.rs"]
+pub mod node;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener};
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::net::Shutdown;
+use std::ops::{Deref, DerefMut};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
-use pdp_api::exec::ExecRequest;
 use pdp_api::*;
-use pdp_container::cgroup::{Cgroups, Session};
-use pdp_spec::Tenant;
-use pdpd::access::{AccessScope, Authenticator, no_vnet};
-use pdpd::api::tls::Tls;
-use pdpd::api::{Captured, Daemon, Listeners, RouteFn, listen, serve};
-use pdpd::events::log::EventFilter;
-use pdpd::events::{WatchHub, WatchReader, WatchStart};
-use pdpd::intent::state::StateFile;
 use pdpd::util::ProgressFn;
-use serde_json::json;
-use tokio::sync::oneshot;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
 
-/// Longest wait for an event.
-pub const EVENTUALLY: Duration = Duration::from_secs(60);
+use node::{ROUTES, TENANT, VNETS};
 
-/// Waits until a condition holds.
-#[track_caller]
-pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + EVENTUALLY;
-    while !holds() {
-        assert!(Instant::now() < end, "never: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
+/// Receives routes one by one; returns false once no more shall be sent.
+type RouteFn<'a> = &'a mut dyn FnMut(RouteEntry) -> bool;
 
-/// First bytes of a capture: the pcap header.
-pub const PCAP: &[u8] =
-    &[0x4d, 0x3c, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 1, 0, 0, 0];
-
-/// Bytes before each frame of a capture.
-pub const RECORD_BYTES: usize = 16;
-
-/// Users: one that may view the whole node, one that is the tenant
-/// `acme`, and (the next number) one that is `other`.
-pub const VIEWER: u32 = 70_000;
-pub const TENANT: u32 = 71_000;
-
-/// The only image that the daemon has.
-fn image(tenant: Option<&str>) -> ImageInfo {
-    ImageInfo {
-        tenant: tenant.map(str::to_owned),
-        names: vec!["registry.example/frr:10".into()],
-        digest: format!("sha256:{}", "5e".repeat(32)),
-        packed_bytes: 40 << 20,
-        unpacked_bytes: 100 << 20,
-        at_ms: 1_700_000_000_000,
-        used_by: vec![format!("{}red/r1", tenant.map_or(String::new(), |name| format!("{name}.")))],
-        problem: None,
-    }
-}
-
-/// Routes of `red/r1`.
-pub const ROUTES: u64 = 200_000;
-
+#[derive(Default)]
 pub struct Fake {
-    dir: PathBuf,
     /// Requested changes that are done.
     pub done: Mutex<Vec<String>>,
-    /// Captures and route tables whose reader went away.
-    pub left: AtomicU64,
-    /// Lets a waiting change continue.
-    pub go: AtomicBool,
     samples: AtomicU64,
     /// Number of requests for a vnet.
     pub looks: AtomicU64,
     /// True if all of `red` is ready.
     pub ready: AtomicBool,
-    /// Hub of the watchers, with `red`, `acme.red` and `other.red`.
-    pub hub: Arc<WatchHub>,
-    /// Cgroups of its commands.
-    cgroups: Cgroups,
 }
 
-impl Drop for Fake {
-    fn drop(&mut self) {
-        let _ = self.cgroups.remove("", Duration::from_secs(10));
-        self.cgroups.remove_if_empty("");
+/// The fake and the node behind it, as long as this value lives.
+pub struct Server {
+    pub fake: Arc<Fake>,
+    node: node::Server,
+    /// Name of the socket.
+    socket: &'static str,
+}
+
+impl Deref for Server {
+    type Target = node::Server;
+
+    fn deref(&self) -> &node::Server {
+        &self.node
     }
 }
 
-/// The fake behind the HTTP layer, as long as this value lives.
-pub struct Server {
-    pub dir: tempfile::TempDir,
-    pub fake: Arc<Fake>,
-    pub guard: Arc<Authenticator>,
-    /// TLS address of the server.
-    pub address: SocketAddr,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<std::thread::JoinHandle<()>>,
+impl DerefMut for Server {
+    fn deref_mut(&mut self) -> &mut node::Server {
+        &mut self.node
+    }
 }
 
 impl Server {
+    /// Starts a node without fixed answers.
+    pub fn real() -> Self {
+        Self { fake: Arc::default(), node: node::Server::start(), socket: "pdpd.sock" }
+    }
+
     pub fn start() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        for (name, text) in [
-            ("daemon.log", "one\ntwo\nthree\n"),
-            ("mux.log", "mux 2\nmux 3\n"),
-            ("mux.log.1", "mux 0\nmux 1\n"),
-            ("control", "zebra starts\n"),
-            ("g0", "router starts\n"),
-        ] {
-            fs::write(dir.path().join(name), text).unwrap();
+        let server = Self { socket: "fake.sock", ..Self::real() };
+        for vnet in VNETS {
+            server.hub().publish_vnet(vnet, Some(red().status), true);
         }
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let cgroups = Cgroups::new(&format!("pdp-fake-{}-{number}", std::process::id())).unwrap();
-        cgroups.ensure_leaf("guest").unwrap();
-        let fake = Arc::new(Fake {
-            cgroups,
-            dir: dir.path().into(),
-            done: Mutex::default(),
-            left: AtomicU64::new(0),
-            go: AtomicBool::new(false),
-            samples: AtomicU64::new(0),
-            looks: AtomicU64::new(0),
-            ready: AtomicBool::new(false),
-            hub: Arc::default(),
+        let listener = UnixListener::bind(server.socket()).unwrap();
+        let (fake, behind) = (server.fake.clone(), server.node.socket());
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let (fake, behind) = (fake.clone(), behind.clone());
+                std::thread::spawn(move || {
+                    // The end of a client, or of the node, ends the connection.
+                    let _ = fake.attend(client, &behind);
+                });
+            }
         });
-        for vnet in ["red", "acme.red", "other.red"] {
-            fake.hub.publish_vnet(vnet, Some(red().status), true);
-        }
-        let unix = listen(&dir.path().join("pdpd.sock")).unwrap();
-        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = tcp.local_addr().unwrap();
-        let tls = Tls::self_signed(dir.path(), address).unwrap();
-        let listeners = Listeners { unix, tls: Some((tcp, tls)) };
-        let state = Arc::new(StateFile::open(&dir.path().join("state")).unwrap());
-        let guard =
-            Arc::new(Authenticator { state, operators: vec![], viewers: vec![VIEWER.to_string()] });
-        let (stop, stopped) = oneshot::channel::<()>();
-        let (daemon, at_gate) = (fake.clone(), guard.clone());
-        let thread = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Runtime::new().unwrap();
-            runtime.block_on(async {
-                let stop = async { drop(stopped.await) };
-                serve(listeners, daemon, at_gate, stop).await.unwrap();
-            });
-            runtime.shutdown_timeout(Duration::from_millis(100));
-        });
-        Self { dir, fake, guard, address, stop: Some(stop), thread: Some(thread) }
+        server
     }
 
+    /// Socket to which the command connects.
     pub fn socket(&self) -> PathBuf {
-        self.dir.path().join("pdpd.sock")
+        self.path(self.socket)
     }
+}
 
-    pub fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
+/// Returns the bytes of a response that ends its connection.
+fn response(status: u16, content_type: &str, body: &[u8]) -> Vec<u8> {
+    let length = body.len();
+    let head = format!(
+        "HTTP/1.1 {status} x\r\ncontent-type: {content_type}\r\ncontent-length: {length}\r\n\
+         connection: close\r\n\r\n"
+    );
+    [head.as_bytes(), body].concat()
+}
 
-    /// Sends raw bytes, and returns everything received until the connection ends.
-    pub fn raw(&self, request: &[u8]) -> String {
-        let mut stream = UnixStream::connect(self.socket()).unwrap();
-        stream.set_read_timeout(Some(EVENTUALLY)).unwrap();
-        // The answer may arrive, and the connection end, before everything was sent.
-        let _ = stream.write_all(request);
-        let mut answer = Vec::new();
-        let _ = stream.read_to_end(&mut answer);
-        String::from_utf8_lossy(&answer).into_owned()
-    }
-
-    pub fn stop(&mut self) {
-        if let Some(stop) = self.stop.take() {
-            let _ = stop.send(());
-        }
-        if let Some(thread) = self.thread.take() {
-            thread.join().unwrap();
+fn whole(result: Result<impl Serialize, Problem>) -> Vec<u8> {
+    match result {
+        Ok(value) => response(200, "application/json", &serde_json::to_vec(&value).unwrap()),
+        Err(problem) => {
+            let body = serde_json::to_vec(&problem).unwrap();
+            response(problem.kind.status(), "application/json", &body)
         }
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.fake.go.store(true, Ordering::Relaxed);
-        self.stop();
+/// Responds with JSON lines. A problem before the first line is the whole response.
+fn lines<T: Serialize>(lines: &[T], problem: Option<Problem>) -> Vec<u8> {
+    match problem.filter(|_| lines.is_empty()) {
+        Some(problem) => whole(Err::<(), _>(problem)),
+        None => {
+            let text = lines.iter().map(|line| serde_json::to_string(line).unwrap() + "\n");
+            response(200, "application/x-ndjson", text.collect::<String>().as_bytes())
+        }
+    }
+}
+
+fn changed(make: impl FnOnce(ProgressFn<'_>) -> Result<ChangeReport, Problem>) -> Vec<u8> {
+    let mut events = Vec::new();
+    let result = make(&mut |step| events.push(ChangeEvent::Progress(step)));
+    let problem = result.as_ref().err().cloned();
+    if problem.is_none() || !events.is_empty() {
+        events.push(result.map_or_else(ChangeEvent::Problem, ChangeEvent::Result));
+    }
+    lines(&events, problem)
+}
+
+/// Decodes a part of a URL.
+fn decoded(text: &str) -> String {
+    let mut bytes = Vec::new();
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'%' => {
+                let digits = [rest.next().unwrap(), rest.next().unwrap()];
+                u8::from_str_radix(std::str::from_utf8(&digits).unwrap(), 16).unwrap()
+            }
+            b'+' => b' ',
+            byte => byte,
+        });
+    }
+    String::from_utf8(bytes).unwrap()
+}
+
+/// Parses a query. Numbers and truth values are no text.
+fn query<T: DeserializeOwned>(text: &str) -> T {
+    let pairs = text.split('&').filter_map(|pair| pair.split_once('='));
+    let values = pairs.map(|(key, value)| {
+        let value = decoded(value);
+        let number = value.parse::<u64>().map(Value::from);
+        let other = value.parse::<bool>().map(Value::from);
+        (key.to_owned(), number.or(other).unwrap_or(Value::from(value)))
+    });
+    serde_json::from_value(values.collect::<Map<_, _>>().into()).unwrap()
+}
+
+impl Fake {
+    /// Answers the first request of a connection, or passes the connection on.
+    fn attend(&self, mut client: UnixStream, behind: &std::path::Path) -> std::io::Result<()> {
+        let mut bytes = Vec::new();
+        let mut chunk = [0; 4096];
+        let end = loop {
+            let count = client.read(&mut chunk)?;
+            if count == 0 {
+                return Ok(());
+            }
+            bytes.extend_from_slice(&chunk[..count]);
+            if let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
+                break end + 4;
+            }
+        };
+        let head = String::from_utf8_lossy(&bytes[..end]).to_ascii_lowercase();
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+        let length: usize = length.map_or(0, |length| length.parse().unwrap());
+        while bytes.len() < end + length {
+            let count = client.read(&mut chunk)?;
+            if count == 0 {
+                return Ok(());
+            }
+            bytes.extend_from_slice(&chunk[..count]);
+        }
+        let line = String::from_utf8_lossy(&bytes[..end]).into_owned();
+        let mut words = line.split(' ');
+        let (method, target) = (words.next().unwrap(), words.next().unwrap());
+        if let Some(answer) = self.answer(method, target, &bytes[end..end + length]) {
+            return client.write_all(&answer);
+        }
+        let mut node = UnixStream::connect(behind)?;
+        node.write_all(&bytes)?;
+        let (mut from, mut to) = (node.try_clone()?, client.try_clone()?);
+        let answers = std::thread::spawn(move || {
+            let _ = std::io::copy(&mut from, &mut to);
+            let _ = to.shutdown(Shutdown::Both);
+        });
+        let _ = std::io::copy(&mut client, &mut node);
+        let _ = node.shutdown(Shutdown::Both);
+        let _ = answers.join();
+        Ok(())
+    }
+
+    /// Returns the response to a request; `None` if the node shall answer it.
+    fn answer(&self, method: &str, target: &str, body: &[u8]) -> Option<Vec<u8>> {
+        let (path, asked) = target.split_once('?').unwrap_or((target, ""));
+        let parts: Vec<String> = path.strip_prefix("/v1/")?.split('/').map(decoded).collect();
+        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+        Some(match (method, &parts[..]) {
+            ("GET", ["doctor"]) => whole(Ok(self.doctor())),
+            ("POST", ["apply"]) => changed(|progress| self.apply(given(body), progress)),
+            ("POST", ["up"]) => changed(|_| self.up()),
+            ("POST", ["down"]) => changed(|_| self.down(given(body))),
+            ("GET", ["substrate"]) => whole(self.substrate()),
+            ("DELETE", ["substrate"]) => changed(|_| self.delete_substrate()),
+            ("GET", ["tenants"]) => whole(self.tenant_infos()),
+            ("DELETE", ["tenants", tenant]) => changed(|_| self.delete_tenant(tenant)),
+            ("GET", ["images"]) => whole(self.images()),
+            ("POST", ["images"]) => changed(|progress| self.pull_image(&given(body), progress)),
+            ("DELETE", ["images"]) => whole(self.prune_images(&query(asked))),
+            ("DELETE", ["images", image]) => whole(self.delete_image(image, &query(asked))),
+            ("GET", ["vnets"]) => whole(self.vnets()),
+            ("GET", ["stats"]) => whole(self.stats(query(asked))),
+            ("GET", ["vnets", vnet]) => whole(self.vnet(vnet)),
+            ("DELETE", ["vnets", vnet]) => match query::<DeleteQuery>(asked).only {
+                None => changed(|_| self.delete_vnet(vnet)),
+                Some(only) => {
+                    let nodes = only.split(',').map(str::to_owned).collect();
+                    changed(|_| self.delete_nodes(vnet, &nodes))
+                }
+            },
+            ("POST", ["vnets", vnet, "restart"]) => changed(|_| self.restart(vnet, &given(body))),
+            ("PUT", ["vnets", vnet, "links", link]) => {
+                changed(|_| self.set_link(vnet, link, given(body)))
+            }
+            ("PATCH", ["vnets", vnet, "links", link]) => {
+                changed(|_| self.change_link(vnet, link, &given(body)))
+            }
+            ("GET", ["vnets", vnet, "links", link, "fdb"]) => whole(self.fdb(vnet, link, false)),
+            ("DELETE", ["vnets", vnet, "links", link, "fdb"]) => {
+                whole(self.fdb(vnet, link, true).map(drop))
+            }
+            (_, ["vnets", vnet, "nodes", node, rest @ ..]) => match (method, rest) {
+                ("PUT", ["guests"]) => {
+                    changed(|progress| self.scale(vnet, node, given(body), progress))
+                }
+                ("GET", ["routes"]) => {
+                    let mut rows = Vec::new();
+                    let result = self.routes(vnet, node, query(asked), &mut |row| {
+                        rows.push(RouteLine::Route(row));
+                        true
+                    });
+                    let end = RouteLine::End(RouteEnd { count: rows.len() as u64 });
+                    let problem = result.err();
+                    if problem.is_none() || !rows.is_empty() {
+                        rows.push(problem.clone().map_or(end, RouteLine::Problem));
+                    }
+                    lines(&rows, problem)
+                }
+                ("POST", ["ports", port, "trace"]) => {
+                    whole(self.trace(vnet, node, port, given(body)))
+                }
+                ("GET", ["fastpath", "filters"]) => {
+                    whole(self.fastpath_filters(vnet, node, query(asked)))
+                }
+                ("POST", ["fastpath", "filters"]) => {
+                    whole(self.change_fastpath(vnet, node, &given(body)))
+                }
+                ("GET", ["fastpath", "counters"]) => {
+                    whole(self.fastpath_counters(vnet, node, query(asked)))
+                }
+                ("GET", ["fastpath", "queues"]) => {
+                    whole(self.fastpath_queues(vnet, node, &query(asked)))
+                }
+                ("POST", ["fastpath", "frames"]) => {
+                    whole(self.send_frame(vnet, node, &given(body)))
+                }
+                _ => return None,
+            },
+            _ => return None,
+        })
+    }
+
+    fn known(&self, vnet: &str) -> Result<(), Problem> {
+        if VNETS.contains(&vnet) { Ok(()) } else { Err(pdpd::access::no_vnet(vnet)) }
+    }
+
+    fn note(&self, what: impl Into<String>) {
+        self.done.lock().unwrap().push(what.into());
+    }
+
+    pub fn noted(&self, what: &str) -> bool {
+        self.done.lock().unwrap().iter().any(|done| done == what)
+    }
+}
+
+/// Parses a body. No body counts as `{}`.
+fn given<T: DeserializeOwned>(body: &[u8]) -> T {
+    serde_json::from_slice(if body.is_empty() { b"{}" } else { body }).unwrap()
+}
+
+/// The only image that the daemon has.
+fn image() -> ImageInfo {
+    ImageInfo {
+        tenant: None,
+        names: vec!["registry.example/frr:10".into()],
+        digest: format!("sha256:{}", "5e".repeat(32)),
+        packed_bytes: 40 << 20,
+        unpacked_bytes: 100 << 20,
+        at_ms: 1_700_000_000_000,
+        used_by: vec!["red/r1".into()],
+        problem: None,
     }
 }
 
@@ -318,24 +439,6 @@ fn change(object: &str, action: ChangeAction, detail: &str) -> ObjectChange {
 }
 
 impl Fake {
-    fn known(&self, vnet: &str) -> Result<(), Problem> {
-        if ["red", "acme.red", "other.red"].contains(&vnet) { Ok(()) } else { Err(no_vnet(vnet)) }
-    }
-
-    fn note(&self, what: impl Into<String>) {
-        self.done.lock().unwrap().push(what.into());
-    }
-
-    pub fn noted(&self, what: &str) -> bool {
-        self.done.lock().unwrap().iter().any(|done| done == what)
-    }
-}
-
-impl Daemon for Fake {
-    fn version(&self) -> DaemonVersion {
-        DaemonVersion { version: "0.0-fake".into(), pid: 4711, managed: false, listens: None }
-    }
-
     fn doctor(&self) -> Vec<MachineCheck> {
         let check = |name: &str, state, detail: &str, hint: Option<&str>| MachineCheck {
             name: name.into(),
@@ -352,7 +455,6 @@ impl Daemon for Fake {
 
     fn apply(
         &self,
-        _: &AccessScope,
         request: ApplyRequest,
         progress: ProgressFn<'_>,
     ) -> Result<ChangeReport, Problem> {
@@ -367,12 +469,6 @@ impl Daemon for Fake {
                 total: documents.len() as u64,
                 what: format!("starting {name}"),
             });
-            match name {
-                "panics" => panic!("as asked"),
-                "fails-late" => return Err(Problem::internal("runc: no such file")),
-                "waits" => eventually("told to go on", || self.go.load(Ordering::Relaxed)),
-                _ => {}
-            }
             let only = request.only.iter().map(|node| format!(" {node}")).collect::<String>();
             self.note(format!("applied {name}{only}"));
         }
@@ -386,7 +482,7 @@ impl Daemon for Fake {
         Ok(ChangeReport { changes, dry_run: request.dry_run, exits: false })
     }
 
-    fn up(&self, _: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
+    fn up(&self) -> Result<ChangeReport, Problem> {
         self.note("up");
         Ok(ChangeReport {
             changes: vec![change("vnet/red", ChangeAction::Restart, "")],
@@ -394,7 +490,7 @@ impl Daemon for Fake {
         })
     }
 
-    fn down(&self, request: DownRequest, _: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
+    fn down(&self, request: DownRequest) -> Result<ChangeReport, Problem> {
         self.note(format!("down purge={} exit={}", request.purge, request.exit));
         Ok(ChangeReport {
             changes: vec![change("vnet/red", ChangeAction::Delete, "")],
@@ -402,7 +498,7 @@ impl Daemon for Fake {
         })
     }
 
-    fn substrate(&self, _: &AccessScope) -> Result<SubstrateInfo, Problem> {
+    fn substrate(&self) -> Result<SubstrateInfo, Problem> {
         let status = SubstrateStatus {
             phase: Phase::Running,
             message: None,
@@ -434,35 +530,22 @@ impl Daemon for Fake {
         Ok(SubstrateInfo { spec: Some(spec), status })
     }
 
-    fn delete_substrate(&self, _: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
+    fn delete_substrate(&self) -> Result<ChangeReport, Problem> {
         Err(Problem::new(ProblemKind::Conflict, "substrate: vnet red uses it")
             .hint("delete it first"))
     }
 
-    fn tenants(&self) -> Arc<BTreeMap<String, Tenant>> {
-        let tenant = |(name, user): (&str, u32)| {
-            let text = json!({"apiVersion": "pdp/v1", "metadata": {"name": name},
+    fn tenant_infos(&self) -> Result<Vec<TenantInfo>, Problem> {
+        let info = |(name, user): (&str, u32)| {
+            let spec = json!({"apiVersion": "pdp/v1", "kind": "Tenant", "metadata": {"name": name},
                 "spec": {"unixUsers": [user.to_string()]}});
-            (name.to_string(), serde_json::from_value(text).unwrap())
+            let image_bytes = if name == "acme" { 140 << 20 } else { 0 };
+            TenantInfo { name: name.into(), spec, vnets: vec![format!("{name}.red")], image_bytes }
         };
-        Arc::new([("acme", TENANT), ("other", TENANT + 1)].map(tenant).into())
+        Ok([("acme", TENANT), ("other", TENANT + 1)].map(info).into())
     }
 
-    fn tenant_infos(&self, scope: &AccessScope) -> Result<Vec<TenantInfo>, Problem> {
-        let mine = |name: &String| scope.tenant().is_none_or(|tenant| tenant == name);
-        let infos = Arc::unwrap_or_clone(self.tenants())
-            .into_iter()
-            .filter(|(name, _)| mine(name))
-            .map(|(name, spec)| {
-                let vnets = vec![format!("{name}.red")];
-                let spec = serde_json::to_value(pdp_spec::Object::Tenant(spec)).unwrap();
-                let image_bytes = if name == "acme" { 140 << 20 } else { 0 };
-                TenantInfo { name, spec, vnets, image_bytes }
-            });
-        Ok(infos.collect())
-    }
-
-    fn delete_tenant(&self, tenant: &str, _: ProgressFn<'_>) -> Result<ChangeReport, Problem> {
+    fn delete_tenant(&self, tenant: &str) -> Result<ChangeReport, Problem> {
         self.note(format!("deleted tenant {tenant}"));
         let object = format!("tenant/{tenant}");
         Ok(ChangeReport {
@@ -471,13 +554,12 @@ impl Daemon for Fake {
         })
     }
 
-    fn images(&self, scope: &AccessScope) -> Result<Vec<ImageInfo>, Problem> {
-        Ok(vec![image(scope.tenant())])
+    fn images(&self) -> Result<Vec<ImageInfo>, Problem> {
+        Ok(vec![image()])
     }
 
     fn pull_image(
         &self,
-        _: &AccessScope,
         request: &PullRequest,
         progress: ProgressFn<'_>,
     ) -> Result<ChangeReport, Problem> {
@@ -485,24 +567,16 @@ impl Daemon for Fake {
         Ok(ChangeReport::default())
     }
 
-    fn delete_image(
-        &self,
-        _: &AccessScope,
-        image: &str,
-        query: &ImageQuery,
-    ) -> Result<(), Problem> {
+    fn delete_image(&self, image: &str, query: &ImageQuery) -> Result<(), Problem> {
         self.note(format!("deleted image {image} of {:?}", query.tenant));
         Ok(())
     }
 
-    fn prune_images(&self, scope: &AccessScope, _: &ImageQuery) -> Result<Vec<ImageInfo>, Problem> {
-        Ok(vec![image(scope.tenant())])
+    fn prune_images(&self, _: &ImageQuery) -> Result<Vec<ImageInfo>, Problem> {
+        Ok(vec![image()])
     }
 
-    fn vnets(&self, scope: &AccessScope) -> Result<Vec<VnetSummary>, Problem> {
-        if let Some(tenant) = scope.tenant() {
-            return Ok(vec![VnetSummary { name: format!("{tenant}.red"), ..Default::default() }]);
-        }
+    fn vnets(&self) -> Result<Vec<VnetSummary>, Problem> {
         Ok(vec![
             VnetSummary {
                 name: "blue".into(),
@@ -540,12 +614,7 @@ impl Daemon for Fake {
         Ok(red)
     }
 
-    fn delete_vnet(
-        &self,
-        _: &AccessScope,
-        vnet: &str,
-        _: ProgressFn<'_>,
-    ) -> Result<ChangeReport, Problem> {
+    fn delete_vnet(&self, vnet: &str) -> Result<ChangeReport, Problem> {
         self.known(vnet)?;
         self.note(format!("deleted {vnet}"));
         let object = format!("vnet/{vnet}");
@@ -555,13 +624,7 @@ impl Daemon for Fake {
         })
     }
 
-    fn delete_nodes(
-        &self,
-        _: &AccessScope,
-        vnet: &str,
-        nodes: &BTreeSet<String>,
-        _: ProgressFn<'_>,
-    ) -> Result<ChangeReport, Problem> {
+    fn delete_nodes(&self, vnet: &str, nodes: &BTreeSet<String>) -> Result<ChangeReport, Problem> {
         self.known(vnet)?;
         let object = |node: &String| format!("vnet/{vnet}/node/{node}");
         let changes = nodes.iter().map(|node| change(&object(node), ChangeAction::Delete, ""));
@@ -570,7 +633,6 @@ impl Daemon for Fake {
 
     fn scale(
         &self,
-        _: &AccessScope,
         vnet: &str,
         node: &str,
         request: ScaleRequest,
@@ -589,13 +651,7 @@ impl Daemon for Fake {
         Ok(ChangeReport { changes, ..Default::default() })
     }
 
-    fn restart(
-        &self,
-        _: &AccessScope,
-        vnet: &str,
-        request: &RestartRequest,
-        _: ProgressFn<'_>,
-    ) -> Result<ChangeReport, Problem> {
+    fn restart(&self, vnet: &str, request: &RestartRequest) -> Result<ChangeReport, Problem> {
         self.known(vnet)?;
         let guest = request.guest.map_or(String::new(), |guest| format!(" g{guest}"));
         self.note(format!("restarted {vnet}/{}{guest}", request.nodes.join(",")));
@@ -718,7 +774,6 @@ impl Daemon for Fake {
 
     fn set_link(
         &self,
-        _: &AccessScope,
         vnet: &str,
         link: &str,
         request: LinkRequest,
@@ -736,7 +791,6 @@ impl Daemon for Fake {
 
     fn change_link(
         &self,
-        _: &AccessScope,
         vnet: &str,
         link: &str,
         request: &LinkChange,
@@ -749,14 +803,7 @@ impl Daemon for Fake {
         Ok(ChangeReport { changes, ..Default::default() })
     }
 
-    fn watch(&self, scope: &AccessScope, query: WatchQuery) -> Result<WatchReader, Problem> {
-        let every = Duration::from_millis(query.every_ms.unwrap_or(WATCH_EVERY_MS_DEFAULT));
-        let from = WatchStart::of(&query);
-        let filter = EventFilter { scope: scope.clone(), vnet: query.vnet };
-        Ok(WatchReader::new(&self.hub, filter, every, query.detail, &from))
-    }
-
-    fn stats(&self, _: &AccessScope, query: StatsQuery) -> Result<Stats, Problem> {
+    fn stats(&self, query: StatsQuery) -> Result<Stats, Problem> {
         if let Some(vnet) = &query.vnet {
             self.known(vnet)?;
         }
@@ -851,7 +898,6 @@ impl Daemon for Fake {
                         guest: None,
                     };
                     if !row(route) {
-                        self.left.fetch_add(1, Ordering::Relaxed);
                         return Ok(());
                     }
                 }
@@ -871,44 +917,7 @@ impl Daemon for Fake {
         }
     }
 
-    fn capture(
-        &self,
-        _: &AccessScope,
-        vnet: &str,
-        _: &str,
-        port: &str,
-        query: CaptureQuery,
-    ) -> Result<Captured, Problem> {
-        self.known(vnet)?;
-        if port != "eth0" {
-            return Err(Problem::not_found(format!("no port {port}")));
-        }
-        let (reader, mut writer) = std::io::pipe().map_err(Problem::internal)?;
-        let left = self.dir.join("left");
-        std::thread::spawn(move || {
-            // Frames that contain the request's parameters.
-            let filter = query.filter.unwrap_or_default();
-            let frame = [&query.snap_bytes.to_le_bytes()[..], filter.as_bytes()].concat();
-            let length = (frame.len() as u32).to_le_bytes();
-            let record = [&[0; 8][..], &length, &length, &frame].concat();
-            let mut bytes = [PCAP, &record].concat();
-            while writer.write_all(&bytes).is_ok() {
-                bytes.clone_from(&record);
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            fs::write(left, "capture").unwrap();
-        });
-        Ok(OwnedFd::from(reader).into())
-    }
-
-    fn trace(
-        &self,
-        _: &AccessScope,
-        vnet: &str,
-        _: &str,
-        _: &str,
-        request: TraceRequest,
-    ) -> Result<Trace, Problem> {
+    fn trace(&self, vnet: &str, _: &str, _: &str, request: TraceRequest) -> Result<Trace, Problem> {
         self.known(vnet)?;
         if request.filter.is_empty() {
             self.note(format!("traced {}", request.program.unwrap_or_default()));
@@ -924,57 +933,4 @@ impl Daemon for Fake {
             ],
         })
     }
-
-    fn log(&self, process: NodeProcess) -> Result<PathBuf, Problem> {
-        Ok(match process {
-            NodeProcess::Daemon => self.dir.join("daemon.log"),
-            NodeProcess::Mux => self.dir.join("mux.log"),
-        })
-    }
-
-    fn node_log(&self, vnet: &str, _: &str, process: GuestProcess) -> Result<PathBuf, Problem> {
-        self.known(vnet)?;
-        Ok(self.dir.join(process.to_string()))
-    }
-
-    /// Runs the command itself on this machine, in its own cgroup. An
-    /// empty command runs a shell that prints where it would run.
-    fn exec(
-        &self,
-        vnet: &str,
-        node: &str,
-        request: &ExecRequest,
-    ) -> Result<(Command, Session), Problem> {
-        self.known(vnet)?;
-        // A test in the background ignores SIGINT; the shell shall not inherit that.
-        let shell = ["env", "--default-signal=INT", "sh"].map(String::from);
-        let words = if request.command.is_empty() { &shell[..] } else { &request.command };
-        let session = self.cgroups.session("guest").map_err(Problem::internal)?;
-        // As in a guest, its input is its controlling terminal.
-        let leads = request.tty.map_or(&[][..], |_| &["setsid", "--ctty"]);
-        let mut all: Vec<&str> = leads.to_vec();
-        let enter = format!("echo $$ > {}/cgroup.procs; exec \"$@\"", session.dir().display());
-        if !words[0].starts_with('/') {
-            all.extend(["sh", "-c", &enter, "sh"]);
-        }
-        all.extend(words.iter().map(String::as_str));
-        let mut command = Command::new(all[0]);
-        command.args(&all[1..]);
-        command.env("PDP_NODE", node).env("PDP_PROCESS", request.process.to_string());
-        if let Some(term) = &request.term {
-            command.env("TERM", term);
-        }
-        command.current_dir(&self.dir);
-        Ok((command, session))
-    }
-}
-
-/// Returns the number of processes whose command lines contain this text.
-pub fn processes_with(text: &str) -> usize {
-    let Ok(entries) = fs::read_dir("/proc") else { return 0 };
-    let holds = |path: &Path| {
-        fs::read(path.join("cmdline"))
-            .is_ok_and(|line| String::from_utf8_lossy(&line).replace('\0', " ").contains(text))
-    };
-    entries.flatten().filter(|entry| holds(&entry.path())).count()
 }
