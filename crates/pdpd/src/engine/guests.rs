@@ -13,6 +13,7 @@ use pdp_spec::units::User;
 
 use super::DaemonCore;
 use crate::access::no_vnet;
+use crate::machine::Machine;
 use crate::plan::NodePlan;
 use crate::plan::key::{ObjectKey, ProcessRole};
 use crate::util::error_chain;

@@ -1,27 +1,22 @@
 //! The machine as pdpd uses it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
-use pdp_container::{HelperSpec, Process, ProcessOutcome, ProcessState as GuestState, Runtime};
+use pdp_container::{ProcessOutcome, Runtime};
 use pdp_model::Stats;
 use pdp_net::ports;
-use pdp_net::tap::TapSpec;
 use pdp_proto::channel::DESCRIPTORS_MAX;
-use pdp_proto::mux;
 
 use crate::host::bounds::GuestLimits;
-use crate::host::control::{ControlError, MuxClient, Put, TapHelperClient};
+use crate::host::control::{ControlError, MuxClient, Put};
 use crate::host::settings::KernelSettings;
-use crate::host::{HostError, failed, make_passable, network_namespace, sockets, write_file};
+use crate::host::{HostError, failed, sockets};
 use crate::intent::state::StateFile;
 use crate::kernel::ports::{ATTEND_INTERVAL, KernelPorts};
-use crate::plan::{DaemonPaths, DirectoryPlan, GuestPlan, Plan, TapHelperPlan};
-use crate::util::error_chain;
+use crate::plan::{DaemonPaths, Plan};
 
 /// The machine as pdpd uses it.
 #[derive(Debug)]
@@ -57,37 +52,8 @@ impl Host {
         Ok(stats)
     }
 
-    /// Returns the process in a guest's or helper's directory, if it and its shim run.
-    pub fn running(&self, directory: &Path) -> Option<Process> {
-        match self.runtime.state(directory) {
-            Ok(GuestState::Running(process)) => Some(process),
-            _ => None,
-        }
-    }
-
-    /// Describes how the process of a directory ended.
-    pub fn ending(&self, directory: &Path) -> String {
-        match self.runtime.state(directory) {
-            Ok(GuestState::Exited(Some(exit))) => {
-                let how = match (exit.code, exit.signal) {
-                    (Some(code), _) => format!("with code {code}"),
-                    (None, Some(signal)) => format!("by signal {signal}"),
-                    (None, None) => "somehow".into(),
-                };
-                how + &self.why_guest_ended(directory, exit)
-            }
-            Ok(GuestState::Absent | GuestState::Exited(None)) => {
-                "for an unknown reason (its shim was killed, or the machine stopped)".into()
-            }
-            Ok(GuestState::Orphaned(_)) => "with its shim, which was killed".into(),
-            Ok(GuestState::Created(_)) => "before it began".into(),
-            Ok(GuestState::Running(_)) => "and runs again".into(),
-            Err(error) => error_chain(&error),
-        }
-    }
-
     /// Returns the cause of a guest's end from the kernel's counts or its log; empty for a helper.
-    fn why_guest_ended(&self, directory: &Path, exit: ProcessOutcome) -> String {
+    pub(super) fn why_guest_ended(&self, directory: &Path, exit: ProcessOutcome) -> String {
         let Ok(hits) = self.runtime.limit_hits(directory) else { return String::new() };
         // The kernel killed process 1, or a program whose exit code
         // process 1 returns as a shell does.
@@ -100,53 +66,9 @@ impl Host {
         words.map_or(String::new(), |words| format!(": {words}"))
     }
 
-    /// Returns the error that a helper logged before it ended: the last
-    /// line of its log that begins with `Error: `.
-    pub fn last_error(&self, directory: &Path) -> Option<String> {
-        const TAIL: u64 = 4096;
-        let [log, _] = self.runtime.logs(directory).ok()?;
-        let mut log = File::open(log).ok()?;
-        let length = log.metadata().ok()?.len();
-        log.seek(SeekFrom::Start(length.saturating_sub(TAIL))).ok()?;
-        let mut tail = Vec::new();
-        log.take(TAIL).read_to_end(&mut tail).ok()?;
-        let tail = String::from_utf8_lossy(&tail);
-        // Each line begins with its time.
-        let error = |line: &str| Some(line.split_once(" Error: ")?.1.to_owned());
-        tail.lines().rev().find_map(error).map(|why| format!("({why})"))
-    }
-
-    /// Creates a directory for sockets. Everybody may traverse those above it.
-    pub fn make_directory(&self, directory: &DirectoryPlan) -> Result<(), HostError> {
-        let path = &directory.path;
-        make_passable(&self.places.run, path.parent().unwrap_or(path))?;
-        let made = match directory.writable {
-            true => sockets::make_writable_directory(path, directory.gid),
-            false => sockets::make_directory(path, directory.gid),
-        };
-        made.map_err(failed("can't make", path))
-    }
-
-    /// Adds or changes a vnet in the mux, and passes the listening sockets that the mux lacks.
-    pub fn put_vnet(&self, vnet: mux::VnetConfig) -> Result<(), HostError> {
-        let sockets = vnet.sockets().map(PathBuf::from).collect();
-        self.with_listeners(&sockets, || self.mux.put_vnet(vnet.clone()))
-    }
-
-    /// Adds or changes an external interface in the mux, with its descriptors
-    /// ([`MuxClient::put_external`]). Passes the listening socket if the mux lacks it.
-    pub fn put_external(
-        &self,
-        external: mux::ExternalConfig,
-        descriptors: &[BorrowedFd<'_>],
-    ) -> Result<(), HostError> {
-        let sockets = external.socket().map(PathBuf::from).into_iter().collect();
-        self.with_listeners(&sockets, || self.mux.put_external(external.clone(), descriptors))
-    }
-
     /// Sends a request to the mux, and repeats it once with the `planned`
     /// sockets that the mux lacks. The mux gets no socket that is not planned.
-    fn with_listeners(
+    pub(super) fn with_listeners(
         &self,
         planned: &BTreeSet<PathBuf>,
         put: impl Fn() -> Result<Put, ControlError>,
@@ -174,48 +96,6 @@ impl Host {
             }
             .into()),
         }
-    }
-
-    /// Tells a forwarding guest how many cores it may use.
-    pub fn write_quota(&self, plan: &GuestPlan) -> Result<(), HostError> {
-        let Some(path) = &plan.quota else { return Ok(()) };
-        let cores = plan.container.limits.cpu_cores.unwrap_or(1.0);
-        write_file(path, format!("{cores}\n").as_bytes(), 0o644)
-    }
-
-    /// Starts a new helper that serves connections to `socket`. The
-    /// socket is created here and becomes the helper's standard input.
-    pub fn start_served(&self, spec: &HelperSpec, socket: &Path) -> Result<Process, HostError> {
-        make_passable(&self.places.run, socket.parent().unwrap_or(socket))?;
-        let listener = sockets::listen(socket, sockets::SocketKind::Control);
-        let listener = listener.map_err(failed("can't listen at", socket))?;
-        Ok(self.runtime.spawn_helper(spec, Some(listener.as_fd()))?)
-    }
-
-    /// Creates TAPs in the network namespace of a created guest.
-    pub fn make_taps(&self, guest: Process, taps: &[TapSpec]) -> Result<Vec<OwnedFd>, HostError> {
-        let netns = network_namespace(guest)?;
-        let mut made = Vec::with_capacity(taps.len());
-        for tap in taps {
-            made.push(pdp_net::tap::create(netns.as_fd(), tap)?);
-        }
-        Ok(made)
-    }
-
-    /// Returns the TAPs of a running helper, in the plan's order;
-    /// `None` if they differ from the plan's.
-    pub fn reported_taps(&self, plan: &TapHelperPlan) -> Result<Option<Vec<OwnedFd>>, HostError> {
-        let taps = TapHelperClient { path: plan.control.clone() }.taps()?;
-        // The helper may lie about its TAPs, but the kernel identifies the descriptors.
-        let is_tap = |tap: &OwnedFd, name: &str| {
-            pdp_net::tap::name(tap.as_fd()).is_ok_and(|tap| tap == name)
-        };
-        let same = taps.len() == plan.ports.len()
-            && taps
-                .iter()
-                .zip(&plan.ports)
-                .all(|((port, tap), planned)| port == planned && is_tap(tap, &planned.name));
-        Ok(same.then(|| taps.into_iter().map(|(_, descriptor)| descriptor).collect()))
     }
 }
 
@@ -245,8 +125,10 @@ mod tests {
 
     use pdp_container::RuntimePaths;
     use pdp_proto::channel::Channel;
+    use pdp_proto::mux;
 
     use super::*;
+    use crate::machine::Machine;
 
     /// A mux that reports the planned socket as missing many times, and
     /// also sockets that are not planned, whatever it gets.

@@ -10,6 +10,8 @@ mod bundle;
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,7 +29,7 @@ use pdp_proto::mux;
 pub use bundle::{Host, spawn_monitor};
 
 use crate::host::control::{ControlError, MirrorClient, MuxHello, TapHelperClient};
-use crate::host::{self, HostError};
+use crate::host::{self, HostError, failed, make_passable, network_namespace, sockets, write_file};
 use crate::kernel::ports::ChangedNode;
 use crate::plan::{DirectoryPlan, GuestPlan, KernelLinkPortState, KernelPlan, TapHelperPlan};
 use crate::util::{PRIVATE, error_chain, hide};
@@ -88,7 +90,8 @@ pub trait Machine: Debug + Send + Sync {
     /// Starts a new helper, which creates `socket` and listens there.
     fn spawn(&self, spec: &HelperSpec, socket: &Path) -> Result<Process, HostError>;
 
-    /// Starts a new helper that serves connections to `socket`, which is created for it.
+    /// Starts a new helper that serves connections to `socket`, which is created for it and
+    /// becomes its standard input.
     fn spawn_served(&self, spec: &HelperSpec, socket: &Path) -> Result<Process, HostError>;
 
     /// True if a process listens at a socket.
@@ -171,7 +174,7 @@ pub trait Machine: Debug + Send + Sync {
     /// True if a guest's tables equal the kernel's, as far as its mirror knows.
     fn has_routes(&self, mirror: &Path, guest: u32) -> bool;
 
-    /// Creates a directory for sockets of other processes.
+    /// Creates a directory for sockets of other processes. Everybody may traverse those above it.
     fn make_directory(&self, directory: &DirectoryPlan) -> Result<(), HostError>;
 
     /// True if a directory exists.
@@ -227,14 +230,14 @@ pub trait Machine: Debug + Send + Sync {
     /// Returns the mux's counters of a vnet.
     fn mux_stats(&self, vnet: &str) -> Result<Stats, ControlError>;
 
-    /// Adds or changes a vnet in the mux.
+    /// Adds or changes a vnet in the mux, and passes the listening sockets that the mux lacks.
     fn put_vnet(&self, vnet: mux::VnetConfig) -> Result<(), HostError>;
 
     /// Deletes a vnet from the mux.
     fn delete_vnet(&self, vnet: &str) -> Result<(), HostError>;
 
-    /// Adds or changes an external interface in the mux, with
-    /// descriptors or with none to keep those it has.
+    /// Adds or changes an external interface in the mux, with descriptors or with none to keep
+    /// those it has. Passes the listening socket if the mux lacks it.
     fn put_external(
         &self,
         external: mux::ExternalConfig,
@@ -252,7 +255,10 @@ pub trait Machine: Debug + Send + Sync {
 
 impl Machine for Host {
     fn running(&self, dir: &Path) -> Option<Process> {
-        Self::running(self, dir)
+        match self.runtime.state(dir) {
+            Ok(GuestState::Running(process)) => Some(process),
+            _ => None,
+        }
     }
 
     fn is_alive(&self, process: Process) -> bool {
@@ -264,7 +270,23 @@ impl Machine for Host {
     }
 
     fn ending(&self, dir: &Path) -> String {
-        Self::ending(self, dir)
+        match self.runtime.state(dir) {
+            Ok(GuestState::Exited(Some(exit))) => {
+                let how = match (exit.code, exit.signal) {
+                    (Some(code), _) => format!("with code {code}"),
+                    (None, Some(signal)) => format!("by signal {signal}"),
+                    (None, None) => "somehow".into(),
+                };
+                how + &self.why_guest_ended(dir, exit)
+            }
+            Ok(GuestState::Absent | GuestState::Exited(None)) => {
+                "for an unknown reason (its shim was killed, or the machine stopped)".into()
+            }
+            Ok(GuestState::Orphaned(_)) => "with its shim, which was killed".into(),
+            Ok(GuestState::Created(_)) => "before it began".into(),
+            Ok(GuestState::Running(_)) => "and runs again".into(),
+            Err(error) => error_chain(&error),
+        }
     }
 
     fn exit_fd(&self, dir: &Path) -> Result<Option<OwnedFd>, HostError> {
@@ -319,7 +341,10 @@ impl Machine for Host {
     }
 
     fn spawn_served(&self, spec: &HelperSpec, socket: &Path) -> Result<Process, HostError> {
-        self.start_served(spec, socket)
+        make_passable(&self.places.run, socket.parent().unwrap_or(socket))?;
+        let listener = sockets::listen(socket, sockets::SocketKind::Control);
+        let listener = listener.map_err(failed("can't listen at", socket))?;
+        Ok(self.runtime.spawn_helper(spec, Some(listener.as_fd()))?)
     }
 
     fn listens(&self, socket: &Path) -> bool {
@@ -336,15 +361,32 @@ impl Machine for Host {
     }
 
     fn last_error(&self, dir: &Path) -> Option<String> {
-        Self::last_error(self, dir)
+        const TAIL: u64 = 4096;
+        let [log, _] = self.runtime.logs(dir).ok()?;
+        let mut log = File::open(log).ok()?;
+        let length = log.metadata().ok()?.len();
+        log.seek(SeekFrom::Start(length.saturating_sub(TAIL))).ok()?;
+        let mut tail = Vec::new();
+        log.take(TAIL).read_to_end(&mut tail).ok()?;
+        let tail = String::from_utf8_lossy(&tail);
+        // Each line begins with its time.
+        let error = |line: &str| Some(line.split_once(" Error: ")?.1.to_owned());
+        tail.lines().rev().find_map(error).map(|why| format!("({why})"))
     }
 
     fn write_quota(&self, plan: &GuestPlan) -> Result<(), HostError> {
-        Self::write_quota(self, plan)
+        let Some(path) = &plan.quota else { return Ok(()) };
+        let cores = plan.container.limits.cpu_cores.unwrap_or(1.0);
+        write_file(path, format!("{cores}\n").as_bytes(), 0o644)
     }
 
     fn make_taps(&self, guest: Process, taps: &[TapSpec]) -> Result<Vec<OwnedFd>, HostError> {
-        Self::make_taps(self, guest, taps)
+        let netns = network_namespace(guest)?;
+        let mut made = Vec::with_capacity(taps.len());
+        for tap in taps {
+            made.push(pdp_net::tap::create(netns.as_fd(), tap)?);
+        }
+        Ok(made)
     }
 
     fn set_sysctls(&self, guest: Process, values: &[(String, String)]) -> Result<(), HostError> {
@@ -413,7 +455,17 @@ impl Machine for Host {
     }
 
     fn reported_taps(&self, plan: &TapHelperPlan) -> Result<Option<Vec<OwnedFd>>, HostError> {
-        Self::reported_taps(self, plan)
+        let taps = TapHelperClient { path: plan.control.clone() }.taps()?;
+        // The helper may lie about its TAPs, but the kernel identifies the descriptors.
+        let is_tap = |tap: &OwnedFd, name: &str| {
+            pdp_net::tap::name(tap.as_fd()).is_ok_and(|tap| tap == name)
+        };
+        let same = taps.len() == plan.ports.len()
+            && taps
+                .iter()
+                .zip(&plan.ports)
+                .all(|((port, tap), planned)| port == planned && is_tap(tap, &planned.name));
+        Ok(same.then(|| taps.into_iter().map(|(_, descriptor)| descriptor).collect()))
     }
 
     fn has_routes(&self, mirror: &Path, guest: u32) -> bool {
@@ -425,7 +477,13 @@ impl Machine for Host {
     }
 
     fn make_directory(&self, directory: &DirectoryPlan) -> Result<(), HostError> {
-        Self::make_directory(self, directory)
+        let path = &directory.path;
+        make_passable(&self.places.run, path.parent().unwrap_or(path))?;
+        let made = match directory.writable {
+            true => sockets::make_writable_directory(path, directory.gid),
+            false => sockets::make_directory(path, directory.gid),
+        };
+        made.map_err(failed("can't make", path))
     }
 
     fn has_directory(&self, path: &Path) -> bool {
@@ -498,7 +556,8 @@ impl Machine for Host {
     }
 
     fn put_vnet(&self, vnet: mux::VnetConfig) -> Result<(), HostError> {
-        Self::put_vnet(self, vnet)
+        let sockets = vnet.sockets().map(PathBuf::from).collect();
+        self.with_listeners(&sockets, || self.mux.put_vnet(vnet.clone()))
     }
 
     fn delete_vnet(&self, vnet: &str) -> Result<(), HostError> {
@@ -510,7 +569,8 @@ impl Machine for Host {
         external: mux::ExternalConfig,
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<(), HostError> {
-        Self::put_external(self, external, descriptors)
+        let sockets = external.socket().map(PathBuf::from).into_iter().collect();
+        self.with_listeners(&sockets, || self.mux.put_external(external.clone(), descriptors))
     }
 
     fn delete_external(&self, name: &str) -> Result<(), HostError> {

@@ -28,6 +28,7 @@ use crate::events::summary::summary;
 use crate::host::control::MirrorClient;
 use crate::host::query::{HelperReply, Question};
 use crate::intent::model::Model;
+use crate::machine::Machine;
 use crate::plan::allocations;
 use crate::plan::key::{ObjectKey, ProcessRole};
 use crate::plan::{self, MirrorPlan, NodePlan, VnetPlan};
