@@ -19,7 +19,6 @@ use pdp_model::{Stats, UnderlayProblem};
 use pdp_net::xdp::Take;
 use pdp_proto::channel::Channel;
 use pdp_proto::mux::*;
-use pdp_underlay::Underlay;
 use pdp_wire::ecn::Mark;
 use pdp_wire::{checksum, ecn, outer, udp, vxlan};
 
@@ -498,88 +497,6 @@ fn mark_of(frame: &[u8]) -> u64 {
     u64::from_be_bytes(frame[frame.len() - 8..].try_into().unwrap())
 }
 
-/// Thousands of unused tunnels, while neighbours and routes change.
-#[test]
-fn underlay_changes_cost_idle_tunnels_little_cpu() {
-    let place = Place::enter("churn");
-    let underlay = Underlay::start().unwrap();
-    let facts = pdp_net::interface::InterfaceInfo::by_name("a").unwrap();
-    place.exec("node", "ip route add 10.64.0.0/16 via 10.9.1.2");
-    let local = "10.9.1.1".parse().unwrap();
-    let remote = |number: u16| [10, 64, (number >> 8) as u8, number as u8].into();
-    const TUNNELS: u64 = 4096;
-    let hops: Vec<_> = (0..TUNNELS as u16)
-        .map(|number| underlay.next_hop(facts.index, local, remote(number), 1500).unwrap())
-        .collect();
-    eventually("all are known", || hops.iter().all(|hop| hop.find().is_some()));
-    // The CPU time of each thread with this name. Other tests have threads of their own.
-    let cpu_ns = || {
-        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
-        let named = tasks.filter(|task| {
-            std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == "underlay")
-        });
-        let used = |task: &std::path::Path| {
-            let text = std::fs::read_to_string(task.join("schedstat")).ok()?;
-            text.split(' ').next()?.parse::<u64>().ok()
-        };
-        named.filter_map(|task| Some((task.clone(), used(&task)?))).collect::<BTreeMap<_, _>>()
-    };
-    for kind in ["neigh", "route"] {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let line = |number: usize| match kind {
-            "neigh" => format!("neigh replace 10.9.1.9 lladdr 2:0:0:0:0:{:x} dev a\n", number % 2),
-            _ => format!("route {} 10.65.0.0/16 via 10.9.1.2\n", ["add", "del"][number % 2]),
-        };
-        std::fs::write(file.path(), (0..1000).map(line).collect::<String>()).unwrap();
-        eventually("they are idle", || {
-            let before = underlay.queries();
-            std::thread::sleep(Duration::from_millis(1200));
-            underlay.queries() == before
-        });
-        let (asked, before, start) = (underlay.queries(), cpu_ns(), Instant::now());
-        let mut changes = 0;
-        while start.elapsed() < Duration::from_secs(2) {
-            place.exec("node", &format!("ip -batch {}", file.path().display()));
-            changes += 1000;
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        let (asked, time, after) = (underlay.queries() - asked, start.elapsed(), cpu_ns());
-        let used = after.iter().filter_map(|(task, after)| Some(after - before.get(task)?)).max();
-        let used = used.unwrap() as f64 / time.as_nanos() as f64;
-        println!("{kind}: {changes} changes in {time:?}: {used:.3} of a CPU, {asked} questions");
-        match kind {
-            "neigh" => assert_eq!(asked, 0),
-            // All tunnels at once, and not more often than REST_MIN permits.
-            _ => assert!(asked / TUNNELS <= time.as_millis() as u64 / 20 + 1, "{asked}"),
-        }
-    }
-    drop(hops);
-}
-
-/// The same link-local address on another link is another address.
-#[test]
-fn link_local_addresses_are_separate_per_link() {
-    let place = Place::enter("links");
-    let address = |name: &str, device: &str, host: u8| {
-        place.exec(name, &format!("ip addr add fe80::{host}/64 dev {device} nodad"));
-    };
-    address("node", "a", 1);
-    address("out1", "eth0", 2);
-    address("out2", "eth0", 2);
-    let underlay = Underlay::start().unwrap();
-    let [local, remote] = ["fe80::1", "fe80::2"].map(|address| address.parse().unwrap());
-    let devices =
-        ["a", "b"].map(|device| pdp_net::interface::InterfaceInfo::by_name(device).unwrap().index);
-    let hops = devices.map(|device| underlay.next_hop(device, local, remote, 1500).unwrap());
-    eventually("one is known", || hops[0].find().is_some() && underlay.queries() > 1);
-    let problem = || underlay.problem(devices[1], local, remote, 1500);
-    assert_eq!(problem(), Some(UnderlayProblem::NoAddress));
-    address("node", "b", 1);
-    eventually("both are known", || hops.iter().all(|hop| hop.find().is_some()));
-    assert_eq!(problem(), None);
-    assert_ne!(hops[0].find(), hops[1].find());
-}
-
 /// Probes that measure the path are as long as the longest current packet.
 #[test]
 fn path_probes_are_as_long_as_current_vlinks() {
@@ -610,44 +527,4 @@ fn path_probes_are_as_long_as_current_vlinks() {
     comes(1450);
     assert_eq!(mux.handle(MuxRequest::DeleteVnet { name: "blue".into() }, vec![]), MuxReply::Done);
     comes(1400);
-}
-
-/// A listener for a path is told of each of its changes, and of nothing else.
-#[test]
-fn path_listener_gets_each_change() {
-    let place = Place::enter("told");
-    let underlay = Underlay::start().unwrap();
-    let index = pdp_net::interface::InterfaceInfo::by_name("a").unwrap().index;
-    let [local, remote] = ["10.9.1.1", "10.9.1.2"].map(|address| address.parse().unwrap());
-    let _hop = underlay.next_hop(index, local, remote, 1500).unwrap();
-    let path = || underlay.path((index, local, remote));
-    let mut seen = 0;
-    let mut reports = |what: &str, is: &dyn Fn() -> bool| {
-        let start = Instant::now();
-        while !is() {
-            seen = underlay.wait(seen, Duration::from_secs(10));
-            assert!(start.elapsed() < Duration::from_secs(5), "{what}");
-        }
-        // A path shows its change shortly before listeners are told.
-        loop {
-            let told = underlay.wait(seen, Duration::from_millis(100));
-            if std::mem::replace(&mut seen, told) == told {
-                return told;
-            }
-        }
-    };
-    reports("it is known", &|| path().is_some_and(|hop| hop.mtu == 1500));
-    place.exec("node", "ip neigh replace 10.9.1.2 lladdr 02:00:00:00:09:09 dev a");
-    let seen = reports("another neighbour", &|| path().is_some_and(|hop| hop.mac[5] == 9));
-    place.exec("node", "ip neigh replace 10.9.1.7 lladdr 02:00:00:00:09:07 dev a");
-    assert_eq!(underlay.wait(seen, Duration::from_millis(300)), seen, "another path's change");
-    place.exec("node", "ip link set dev a mtu 1400");
-    reports("another MTU", &|| path().is_some_and(|hop| hop.mtu == 1400));
-    place.exec("node", "ip link set dev a down");
-    reports("the device is down", &|| path().is_none());
-    place.exec("node", "ip link set dev a up");
-    reports("it is up", &|| path().is_none());
-    let hop = underlay.next_hop(index, local, remote, 1500).unwrap();
-    assert!(hop.find().is_none() || path().is_some());
-    reports("it is known again", &|| path().is_some());
 }
