@@ -7,8 +7,9 @@ use std::path::Path;
 use std::process::Command;
 
 use pdp_fuzz::{FuzzTarget, TARGETS};
+use pdp_mirror::follower::notifications;
 use pdp_mirror::kernel::DumpKind;
-use pdp_mirror::netlink::{Netlink, NetlinkRead};
+use pdp_netlink::{Netlink, NetlinkRead};
 use pdp_proto::mux::*;
 use pdp_proto::routes::{
     self, FromGuest, GroupHop, ResolvedRoute, RouteDecision as RouteTarget, ToGuest, Vport,
@@ -325,7 +326,7 @@ const RECEIVE_BYTES: usize = 1 << 20;
 /// and routes in a network namespace of our own.
 fn add_netlink(seeds: &mut Seeds) -> Result<()> {
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)?;
-    let mut heard = Netlink::notifications(RECEIVE_BYTES)?;
+    let mut heard = notifications(RECEIVE_BYTES)?;
     let commands = "ip link add eth0 type veth peer name far0
         ip link set far0 up
         ip link set eth0 up
@@ -366,8 +367,8 @@ fn add_netlink(seeds: &mut Seeds) -> Result<()> {
         seeds.add("netlink", entry);
     }
     for (number, kind) in (0..).zip(DumpKind::ALL) {
-        let mut requests = Netlink::requests()?;
-        requests.send(&kind.request(1))?;
+        let mut requests = Netlink::routing()?;
+        requests.send(&kind.request())?;
         let mut entry = vec![5 | number << 3];
         loop {
             match requests.receive()? {

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use pdp_mirror::kernel::{DumpKind, messages};
+use pdp_mirror::kernel::{DumpKind, event};
 use pdp_mirror::table::{MirrorTable, NEIGHBOURS_MAX};
+use pdp_netlink::messages;
 use pdp_proto::routes::{GroupHop, GroupId, ResolvedRoute, RouteDecision, ToGuest, Vport};
 
 use crate::input::FuzzInput;
@@ -94,9 +95,9 @@ pub(crate) fn netlink(bytes: &[u8]) {
                 let datagram = input.counted();
                 for message in messages(datagram) {
                     assert!(message.payload.len() <= datagram.len());
-                    message.error();
+                    let _ = message.result();
                     message.request();
-                    let Some(event) = message.event() else { continue };
+                    let Some(event) = event(&message) else { continue };
                     if dumping && choice & 1 == 0 {
                         table.dumped(event);
                     } else {

@@ -20,8 +20,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use crate::kernel::{DumpKind, KernelEvent, RoutePlacement, messages};
-use crate::netlink::{Netlink, NetlinkRead};
+use pdp_netlink::{Netlink, NetlinkRead, messages};
+
+use crate::kernel::{DumpKind, KernelEvent, RTM_NEWNEXTHOP, RoutePlacement, event};
 use crate::table::MirrorTable;
 
 /// Most notifications read before guests get the changes.
@@ -40,6 +41,28 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// Dumps with concurrent changes after which the first table counts as complete.
 const FIRST_PASSES_MAX: u32 = 3;
+
+/// Groups that the mirror follows. One socket for all preserves the kernel's order.
+const GROUPS: [u32; 9] = [
+    libc::RTNLGRP_LINK,
+    libc::RTNLGRP_NEIGH,
+    libc::RTNLGRP_IPV4_IFADDR,
+    libc::RTNLGRP_IPV4_ROUTE,
+    libc::RTNLGRP_IPV6_IFADDR,
+    libc::RTNLGRP_IPV6_ROUTE,
+    libc::RTNLGRP_IPV4_NETCONF,
+    libc::RTNLGRP_IPV6_NETCONF,
+    libc::RTNLGRP_NEXTHOP,
+];
+
+/// Opens a socket for the mirror's notifications in the calling thread's network namespace, of
+/// which the kernel keeps twice these bytes.
+pub fn notifications(receive_bytes: usize) -> io::Result<Netlink> {
+    let netlink = Netlink::routing()?;
+    netlink.set_receive_bytes(receive_bytes)?;
+    netlink.join(GROUPS)?;
+    Ok(netlink)
+}
 
 /// A running dump.
 pub struct DumpRun {
@@ -61,8 +84,8 @@ pub enum DumpPart {
 impl DumpRun {
     /// Asks the kernel for a dump.
     pub fn start(kind: DumpKind) -> io::Result<Self> {
-        let socket = Netlink::requests()?;
-        socket.send(&kind.request(1))?;
+        let socket = Netlink::routing()?;
+        socket.send(&kind.request())?;
         Ok(Self { kind, socket, interrupted: false })
     }
 
@@ -74,23 +97,21 @@ impl DumpRun {
         };
         let mut events = Vec::new();
         for message in messages(datagram) {
-            self.interrupted |= message.flags & libc::NLM_F_DUMP_INTR as u16 != 0;
-            match i32::from(message.kind) {
-                libc::NLMSG_ERROR | libc::NLMSG_DONE => {
-                    return Ok(match message.error() {
-                        // The table does not exist yet, or the kernel lacks the feature.
-                        0 | libc::ENOENT | libc::EOPNOTSUPP | libc::EAFNOSUPPORT => {
-                            DumpPart::Last(events, self.interrupted)
-                        }
-                        error => {
-                            let error = io::Error::from_raw_os_error(error);
-                            tracing::warn!(kind = ?self.kind, %error, "the kernel's dump failed");
-                            DumpPart::Failed
-                        }
-                    });
-                }
-                _ => events.extend(message.event()),
+            self.interrupted |= message.is_interrupted();
+            if !message.is_end() {
+                events.extend(event(&message));
+                continue;
             }
+            return Ok(match (message.error(), message.result()) {
+                // The table does not exist yet, or the kernel lacks the feature.
+                (libc::ENOENT | libc::EOPNOTSUPP | libc::EAFNOSUPPORT, _) | (_, Ok(())) => {
+                    DumpPart::Last(events, self.interrupted)
+                }
+                (_, Err(error)) => {
+                    tracing::warn!(kind = ?self.kind, %error, "the kernel's dump failed");
+                    DumpPart::Failed
+                }
+            });
         }
         Ok(DumpPart::Events(events))
     }
@@ -135,7 +156,7 @@ impl KernelFollower {
     pub fn new(table: MirrorTable, receive_bytes: usize) -> io::Result<Self> {
         let now = Instant::now();
         Ok(Self {
-            notifications: Netlink::notifications(receive_bytes)?,
+            notifications: notifications(receive_bytes)?,
             table,
             run: None,
             part: None,
@@ -229,12 +250,12 @@ impl KernelFollower {
                     first.get_or_insert_with(Instant::now);
                     self.notifications_count += 1;
                     for message in messages(datagram) {
-                        if message.is_nexthop() {
+                        if message.kind == RTM_NEWNEXTHOP {
                             self.nexthop_request = message.request();
                         }
                         let again = message.request().is_some()
                             && message.request() == self.nexthop_request;
-                        match message.event() {
+                        match event(&message) {
                             Some(KernelEvent::Route(route, _)) if again => {
                                 self.table.apply(&KernelEvent::Route(route, RoutePlacement::Again));
                             }

@@ -35,14 +35,14 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use pdp_netlink::{
+    Message, Netlink, NetlinkRead, Request, address, attributes, error_code, family, text, u32_at,
+};
 use pdp_proto::mirror::{HOOKS_MAX, HookPolicy, hook_words};
 use pdp_proto::routes::VportHooks;
 use rustix::fs::{Mode, OFlags, openat};
 
-use crate::kernel::{
-    CONF_ALL, KernelMessage, address, attributes, family, message, messages, text, u32_at,
-};
-use crate::netlink::{Netlink, NetlinkRead};
+use crate::kernel::CONF_ALL;
 use crate::table::MirrorTable;
 
 /// Interval between two reads of state without notifications.
@@ -191,7 +191,7 @@ impl Hooks {
         let nft = [libc::NFNLGRP_NFTABLES as u32];
         let filter = Netlink::listening(libc::NETLINK_NETFILTER, nft).and_then(|listening| {
             notifications.push(listening);
-            Netlink::listening(libc::NETLINK_NETFILTER, [])
+            Netlink::open(libc::NETLINK_NETFILTER)
         });
         let now = Instant::now();
         Ok(Self {
@@ -200,7 +200,7 @@ impl Hooks {
             names: VportNames::of(&vports, &HashMap::new()),
             vports,
             notifications,
-            requests: Netlink::requests()?,
+            requests: Netlink::routing()?,
             filter: filter.ok(),
             policy,
             found: FoundHooks::default(),
@@ -265,11 +265,11 @@ impl Hooks {
             }
             Err(error) => {
                 // The rest of this answer must not be mistaken for the next one's.
-                if let Ok(requests) = Netlink::requests() {
+                if let Ok(requests) = Netlink::routing() {
                     self.requests = requests;
                 }
                 if self.filter.is_some()
-                    && let Ok(filter) = Netlink::listening(libc::NETLINK_NETFILTER, [])
+                    && let Ok(filter) = Netlink::open(libc::NETLINK_NETFILTER)
                 {
                     self.filter = Some(filter);
                 }
@@ -330,7 +330,7 @@ impl Hooks {
             });
             match chains {
                 // No nf_tables in this kernel.
-                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+                Err(error) if error_code(&error) == Some(libc::EINVAL) => {}
                 other => other?,
             }
         }
@@ -343,35 +343,24 @@ impl Hooks {
     }
 }
 
-/// Requests a dump, and passes each message of the answer to `each`.
+/// Requests a dump, and passes each message of the answer to `each`. A kernel without this kind of
+/// objects has none of them.
 fn dump(
     socket: &mut Netlink,
     kind: u16,
     header: &[u8],
-    mut each: impl FnMut(&KernelMessage<'_>),
+    each: impl FnMut(&Message<'_>),
 ) -> io::Result<()> {
-    const SEQUENCE: u32 = 1;
-    let flags = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
-    socket.send(&message(kind, flags, SEQUENCE, header, &[]))?;
-    let mut interrupted = false;
-    loop {
-        // The kernel writes the next part while the last is read, so there is always one.
-        let NetlinkRead::Datagram(datagram) = socket.receive()? else {
-            return Err(io::ErrorKind::Interrupted.into());
-        };
-        for message in messages(datagram) {
-            interrupted |= message.flags & libc::NLM_F_DUMP_INTR as u16 != 0;
-            match i32::from(message.kind) {
-                libc::NLMSG_ERROR | libc::NLMSG_DONE => {
-                    return match message.error() {
-                        0 if interrupted => Err(io::ErrorKind::Interrupted.into()),
-                        0 | libc::ENOENT | libc::EOPNOTSUPP | libc::EAFNOSUPPORT => Ok(()),
-                        error => Err(io::Error::from_raw_os_error(error)),
-                    };
-                }
-                _ => each(&message),
-            }
+    match socket.dump(&mut Request::new(kind, 0, header), each) {
+        Err(error)
+            if matches!(
+                error_code(&error),
+                Some(libc::ENOENT | libc::EOPNOTSUPP | libc::EAFNOSUPPORT)
+            ) =>
+        {
+            Ok(())
         }
+        result => result,
     }
 }
 

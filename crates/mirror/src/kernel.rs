@@ -13,15 +13,17 @@ use ipnet::IpNet;
 use libc::{
     IFLA_ADDRESS, IFLA_CARRIER, IFLA_IFNAME, IFLA_INFO_KIND, IFLA_LINK, IFLA_LINK_NETNSID,
     IFLA_LINKINFO, IFLA_MTU, NDA_DST, NDA_LLADDR, NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP,
-    NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NTF_PROXY, NTF_USE, RTA_DST, RTA_ENCAP, RTA_GATEWAY,
-    RTA_METRICS, RTA_MULTIPATH, RTA_OIF, RTA_PREFSRC, RTA_PRIORITY, RTA_SRC, RTA_TABLE, RTA_VIA,
-    RTM_DELADDR, RTM_DELLINK, RTM_DELNEIGH, RTM_DELNETCONF, RTM_DELROUTE, RTM_GETLINK,
-    RTM_GETNEIGH, RTM_GETNETCONF, RTM_GETROUTE, RTM_NEWADDR, RTM_NEWLINK, RTM_NEWNEIGH,
-    RTM_NEWNETCONF, RTM_NEWROUTE, RTN_ANYCAST, RTN_BLACKHOLE, RTN_BROADCAST, RTN_LOCAL,
-    RTN_UNICAST,
+    NLM_F_EXCL, NLM_F_REPLACE, NTF_PROXY, NTF_USE, RTA_DST, RTA_ENCAP, RTA_GATEWAY, RTA_METRICS,
+    RTA_MULTIPATH, RTA_OIF, RTA_PREFSRC, RTA_PRIORITY, RTA_SRC, RTA_TABLE, RTA_VIA, RTM_DELADDR,
+    RTM_DELLINK, RTM_DELNEIGH, RTM_DELNETCONF, RTM_DELROUTE, RTM_GETLINK, RTM_GETNEIGH,
+    RTM_GETNETCONF, RTM_GETROUTE, RTM_NEWADDR, RTM_NEWLINK, RTM_NEWNEIGH, RTM_NEWNETCONF,
+    RTM_NEWROUTE, RTN_ANYCAST, RTN_BLACKHOLE, RTN_BROADCAST, RTN_LOCAL, RTN_UNICAST,
 };
+use pdp_netlink::{Message, Request, address, attributes, family, is_v6, text, u16_at, u32_at};
 
-const RTM_NEWNEXTHOP: u16 = 104;
+/// New or replaced nexthop object. The kernel then reports all routes of the object as replaced,
+/// for the same request (`nexthop_replace_notify`).
+pub const RTM_NEWNEXTHOP: u16 = 104;
 const RTM_DELNEXTHOP: u16 = 105;
 const RTM_GETNEXTHOP: u16 = 106;
 
@@ -54,9 +56,6 @@ const RTNH_F_LINKDOWN: u8 = 16;
 const RTPROT_RA: u8 = 9;
 /// Clone of a route for one destination, which is not part of the table.
 const RTM_F_CLONED: u32 = 0x200;
-
-const HEADER_BYTES: usize = 16;
-const ATTRIBUTE_TYPE_MASK: u16 = 0x3fff;
 
 /// Neighbour states in which the MAC address is usable for sending.
 const NUD_VALID: u16 = libc::NUD_PERMANENT
@@ -306,21 +305,20 @@ impl DumpKind {
         Self::Routes(true, KernelTable::Main),
     ];
 
-    /// Returns the dump request with this sequence number. The socket needs strict checking
-    /// (`NETLINK_GET_STRICT_CHK`), or the kernel ignores the table.
-    pub fn request(self, sequence: u32) -> Vec<u8> {
-        let flags = (NLM_F_REQUEST | NLM_F_DUMP) as u16;
+    /// Returns the dump request.
+    pub fn request(self) -> Request {
         match self {
-            Self::Links => message(RTM_GETLINK, flags, sequence, &[0; 16], &[]),
-            Self::Conf(v6) => message(RTM_GETNETCONF, flags, sequence, &[family(v6)], &[]),
-            Self::Neighbours => message(RTM_GETNEIGH, flags, sequence, &[0; 12], &[]),
-            Self::Nexthops => message(RTM_GETNEXTHOP, flags, sequence, &[0; 8], &[]),
+            Self::Links => Request::new(RTM_GETLINK, NLM_F_DUMP, &[0; 16]),
+            Self::Conf(v6) => Request::new(RTM_GETNETCONF, NLM_F_DUMP, &[family(v6)]),
+            Self::Neighbours => Request::new(RTM_GETNEIGH, NLM_F_DUMP, &[0; 12]),
+            Self::Nexthops => Request::new(RTM_GETNEXTHOP, NLM_F_DUMP, &[0; 8]),
             Self::Routes(v6, table) => {
                 let mut header = [0; 12];
                 header[0] = family(v6);
                 header[4] = table.number() as u8;
-                let number = table.number().to_ne_bytes();
-                message(RTM_GETROUTE, flags, sequence, &header, &[(RTA_TABLE, &number)])
+                let mut request = Request::new(RTM_GETROUTE, NLM_F_DUMP, &header);
+                request.number(RTA_TABLE, table.number());
+                request
             }
         }
     }
@@ -329,128 +327,42 @@ impl DumpKind {
 /// Returns the request to use a neighbour entry as if a packet had been sent to
 /// it. The kernel then confirms a stale entry, and resolves one without a MAC
 /// address. With `create`, it makes a missing entry.
-pub fn use_neighbour(ifindex: u32, address: IpAddr, create: bool) -> Vec<u8> {
+pub fn use_neighbour(ifindex: u32, address: IpAddr, create: bool) -> Request {
     let mut header = [0; 12];
     header[0] = family(address.is_ipv6());
     header[4..8].copy_from_slice(&ifindex.to_ne_bytes());
     header[10] = NTF_USE;
-    let bytes = match address {
-        IpAddr::V4(v4) => v4.octets().to_vec(),
-        IpAddr::V6(v6) => v6.octets().to_vec(),
-    };
-    let flags = NLM_F_REQUEST | if create { NLM_F_CREATE } else { 0 };
-    message(RTM_NEWNEIGH, flags as u16, 0, &header, &[(NDA_DST, &bytes)])
+    let mut request = Request::new(RTM_NEWNEIGH, if create { NLM_F_CREATE } else { 0 }, &header);
+    request.address(NDA_DST, address);
+    request
 }
 
-pub(crate) fn family(v6: bool) -> u8 {
-    (if v6 { libc::AF_INET6 } else { libc::AF_INET }) as u8
-}
-
-pub(crate) fn message(
-    kind: u16,
-    flags: u16,
-    sequence: u32,
-    header: &[u8],
-    attributes: &[(u16, &[u8])],
-) -> Vec<u8> {
-    let mut bytes = vec![0; HEADER_BYTES];
-    bytes.extend_from_slice(header);
-    bytes.resize(bytes.len().next_multiple_of(4), 0);
-    for (kind, value) in attributes {
-        bytes.extend_from_slice(&(4 + value.len() as u16).to_ne_bytes());
-        bytes.extend_from_slice(&kind.to_ne_bytes());
-        bytes.extend_from_slice(value);
-        bytes.resize(bytes.len().next_multiple_of(4), 0);
-    }
-    let length = bytes.len() as u32;
-    bytes[..4].copy_from_slice(&length.to_ne_bytes());
-    bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
-    bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
-    bytes[8..12].copy_from_slice(&sequence.to_ne_bytes());
-    bytes
-}
-
-/// One message in a datagram.
-#[derive(Clone, Copy, Debug)]
-pub struct KernelMessage<'a> {
-    /// Type.
-    pub kind: u16,
-    /// `NLM_F_*`.
-    pub flags: u16,
-    /// Sequence number of the request that it answers, or that caused the change.
-    pub sequence: u32,
-    /// Port of that request's sender.
-    pub port: u32,
-    /// Bytes behind the header.
-    pub payload: &'a [u8],
-}
-
-/// Iterates over the messages of a datagram; ends at the first incomplete one.
-pub fn messages(datagram: &[u8]) -> impl Iterator<Item = KernelMessage<'_>> {
-    let mut rest = datagram;
-    std::iter::from_fn(move || {
-        let length = u32_at(rest, 0)? as usize;
-        if length < HEADER_BYTES || length > rest.len() {
-            return None;
+/// Returns a message's event, if it is relevant.
+pub fn event(message: &Message<'_>) -> Option<KernelEvent> {
+    let payload = message.payload;
+    match message.kind {
+        RTM_NEWROUTE => {
+            let route = route(payload)?;
+            // The kernel keeps an expired route for some time without using it.
+            let is_over = route.expires.is_some_and(|at| at <= Instant::now());
+            (!is_over).then(|| KernelEvent::Route(route, placement(message.flags, payload)))
         }
-        let message = KernelMessage {
-            kind: u16_at(rest, 4)?,
-            flags: u16_at(rest, 6)?,
-            sequence: u32_at(rest, 8)?,
-            port: u32_at(rest, 12)?,
-            payload: &rest[HEADER_BYTES..length],
-        };
-        rest = &rest[length.next_multiple_of(4).min(rest.len())..];
-        Some(message)
-    })
-}
-
-impl KernelMessage<'_> {
-    /// Returns the error number (positive) of an error or of a dump's end; 0 for none.
-    pub fn error(&self) -> i32 {
-        u32_at(self.payload, 0).map_or(0, |code| (code as i32).saturating_neg())
-    }
-
-    /// Returns the request that caused the change, if it is identifiable.
-    pub fn request(&self) -> Option<(u32, u32)> {
-        (self.sequence != 0).then_some((self.port, self.sequence))
-    }
-
-    /// True if it reports a new or replaced nexthop object. The kernel then reports all routes of
-    /// the object as replaced, for the same request (`nexthop_replace_notify`).
-    pub fn is_nexthop(&self) -> bool {
-        self.kind == RTM_NEWNEXTHOP
-    }
-
-    /// Returns its event, if it is relevant.
-    pub fn event(&self) -> Option<KernelEvent> {
-        match self.kind {
-            RTM_NEWROUTE => {
-                let route = route(self.payload)?;
-                // The kernel keeps an expired route for some time without using it.
-                let is_over = route.expires.is_some_and(|at| at <= Instant::now());
-                (!is_over).then(|| KernelEvent::Route(route, placement(self.flags, self.payload)))
-            }
-            RTM_DELROUTE => Some(KernelEvent::RouteGone(route(self.payload)?)),
-            RTM_NEWNEIGH => neighbour(self.payload, false),
-            RTM_DELNEIGH => neighbour(self.payload, true),
-            RTM_NEWNEXTHOP => {
-                let (id, nexthop) = nexthop(self.payload)?;
-                Some(KernelEvent::Nexthop(id, nexthop?))
-            }
-            RTM_DELNEXTHOP => Some(KernelEvent::NexthopGone(nexthop(self.payload)?.0)),
-            RTM_NEWLINK => Some(KernelEvent::Link(link(self.payload)?)),
-            RTM_DELLINK => Some(KernelEvent::LinkGone(link(self.payload)?.ifindex)),
-            RTM_NEWADDR | RTM_DELADDR => {
-                Some(KernelEvent::Address { v6: is_v6(*self.payload.first()?)? })
-            }
-            RTM_NEWNETCONF => conf(self.payload, false),
-            RTM_DELNETCONF => conf(self.payload, true),
-            _ => None,
+        RTM_DELROUTE => Some(KernelEvent::RouteGone(route(payload)?)),
+        RTM_NEWNEIGH => neighbour(payload, false),
+        RTM_DELNEIGH => neighbour(payload, true),
+        RTM_NEWNEXTHOP => {
+            let (id, nexthop) = nexthop(payload)?;
+            Some(KernelEvent::Nexthop(id, nexthop?))
         }
+        RTM_DELNEXTHOP => Some(KernelEvent::NexthopGone(nexthop(payload)?.0)),
+        RTM_NEWLINK => Some(KernelEvent::Link(link(payload)?)),
+        RTM_DELLINK => Some(KernelEvent::LinkGone(link(payload)?.ifindex)),
+        RTM_NEWADDR | RTM_DELADDR => Some(KernelEvent::Address { v6: is_v6(*payload.first()?)? }),
+        RTM_NEWNETCONF => conf(payload, false),
+        RTM_DELNETCONF => conf(payload, true),
+        _ => None,
     }
 }
-
 /// IPv4 reports the exact position of a route. IPv6 cannot put one before others.
 fn placement(flags: u16, payload: &[u8]) -> RoutePlacement {
     let has = |flag: i32| flags & flag as u16 != 0;
@@ -720,52 +632,12 @@ fn conf(payload: &[u8], gone: bool) -> Option<KernelEvent> {
     })
 }
 
-/// Iterates over attributes; ends at the first incomplete one.
-pub(crate) fn attributes(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
-    let mut rest = bytes;
-    std::iter::from_fn(move || {
-        let length = usize::from(u16_at(rest, 0)?);
-        let kind = u16_at(rest, 2)? & ATTRIBUTE_TYPE_MASK;
-        let value = rest.get(4..length)?;
-        rest = &rest[length.next_multiple_of(4).min(rest.len())..];
-        Some((kind, value))
-    })
-}
-
-pub(crate) fn is_v6(family: u8) -> Option<bool> {
-    match i32::from(family) {
-        libc::AF_INET => Some(false),
-        libc::AF_INET6 => Some(true),
-        _ => None,
-    }
-}
-
-pub(crate) fn address(bytes: &[u8]) -> Option<IpAddr> {
-    match bytes.len() {
-        4 => Some(IpAddr::from(*bytes.first_chunk::<4>()?)),
-        16 => Some(IpAddr::from(*bytes.first_chunk::<16>()?)),
-        _ => None,
-    }
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    bytes.get(at..)?.first_chunk().copied().map(u16::from_ne_bytes)
-}
-
-/// Reads a text that may end with a zero byte.
-pub(crate) fn text(bytes: &[u8]) -> String {
-    let name = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
-    String::from_utf8_lossy(name).into_owned()
-}
-
-pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes.get(at..)?.first_chunk().copied().map(u32::from_ne_bytes)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use pdp_netlink::messages;
     use proptest::prelude::*;
+
+    use super::*;
 
     #[test]
     fn parses_multipath_routes() {
@@ -778,11 +650,10 @@ mod tests {
         };
         let hops = [hop(3, RTNH_F_DEAD, 7, [1, 2, 3, 4]), hop(1, 0, 8, [5, 6, 7, 8])].concat();
         let header = [libc::AF_INET as u8, 8, 0, 0, 254, 4, 0, RTN_UNICAST, 0, 0, 0, 0];
-        let metric = 5u32.to_ne_bytes();
-        let attributes: [(u16, &[u8]); 3] =
-            [(RTA_DST, &[10, 1, 1, 1]), (RTA_PRIORITY, &metric), (RTA_MULTIPATH, &hops)];
-        let bytes = message(RTM_NEWROUTE, NLM_F_REPLACE as u16, 0, &header, &attributes);
-        let read: Vec<_> = messages(&bytes).filter_map(|message| message.event()).collect();
+        let mut request = Request::new(RTM_NEWROUTE, NLM_F_REPLACE, &header);
+        request.attribute(RTA_DST, &[10, 1, 1, 1]).number(RTA_PRIORITY, 5);
+        request.attribute(RTA_MULTIPATH, &hops);
+        let read: Vec<_> = messages(request.as_bytes()).filter_map(|it| event(&it)).collect();
         let [KernelEvent::Route(route, RoutePlacement::Replace)] = &read[..] else {
             panic!("{read:?}")
         };
@@ -807,11 +678,12 @@ mod tests {
             if let Some(first) = bytes.first_mut() {
                 *first = family;
             }
-            let mut datagram = message(kind, flags, 1, &bytes, &[(1, &[1, 2, 3, 4])]);
-            datagram.truncate(datagram.len().saturating_sub(cut));
-            for message in messages(&datagram) {
-                message.event();
-                message.error();
+            let mut request = Request::new(kind, flags.into(), &bytes);
+            request.attribute(1, &[1, 2, 3, 4]);
+            let datagram = request.as_bytes();
+            let datagram = &datagram[..datagram.len().saturating_sub(cut)];
+            for message in messages(datagram) {
+                event(&message);
             }
         }
     }

@@ -5,8 +5,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `netlink` | sockets to the kernel |
-//! | `kernel` | bytes to [`kernel::KernelEvent`]s |
+//! | `kernel` | messages of the kernel (`crates/netlink`) to [`kernel::KernelEvent`]s |
 //! | `follower` | notifications, and dumps where they do not suffice |
 //! | `table` | the copy, and the updates for guests (pure) |
 //! | `aliases` | the routes of one prefix, in the kernel's order (pure) |
@@ -27,7 +26,6 @@ pub mod guests;
 pub mod hooks;
 pub mod kernel;
 pub mod listing;
-pub mod netlink;
 pub mod paths;
 pub mod prefixes;
 pub mod process;

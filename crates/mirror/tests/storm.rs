@@ -9,8 +9,7 @@ use std::os::fd::AsFd;
 use common::guest::Guest;
 use common::reference::{differences, of_guest, of_kernel};
 use common::{Mirror, Netns, eventually};
-use netlink_sys::Socket;
-use netlink_sys::protocols::NETLINK_ROUTE;
+use pdp_netlink::{Netlink, Request, family};
 use pdp_proto::mirror::{MirrorReply, MirrorRequest, MirrorStatusReply, TableSource};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
@@ -29,23 +28,16 @@ fn prefix(route: u32) -> Ipv4Addr {
     Ipv4Addr::from(0x1400_0000 + route * 256)
 }
 
-/// `RTM_NEWROUTE` (replace or create) or `RTM_DELROUTE` for a /24 prefix and its gateway.
-fn message(bytes: &mut Vec<u8>, route: u32, gateway: Option<[u8; 4]>) {
+/// Adds `RTM_NEWROUTE` (replace or create) or `RTM_DELROUTE` for a /24 prefix and its gateway.
+fn add(batch: &mut Request, route: u32, gateway: Option<[u8; 4]>) {
     let (kind, flags) = match gateway {
         Some(_) => (libc::RTM_NEWROUTE, libc::NLM_F_CREATE | libc::NLM_F_REPLACE),
         None => (libc::RTM_DELROUTE, 0),
     };
-    let length: u32 = if gateway.is_some() { 44 } else { 36 };
-    bytes.extend(length.to_ne_bytes());
-    bytes.extend(kind.to_ne_bytes());
-    bytes.extend(((libc::NLM_F_REQUEST | flags) as u16).to_ne_bytes());
-    bytes.extend([0; 8]);
-    bytes.extend([libc::AF_INET as u8, 24, 0, 0, 254, 4, 0, libc::RTN_UNICAST, 0, 0, 0, 0]);
-    let gateway = gateway.map(|gateway| (libc::RTA_GATEWAY, gateway));
-    for (kind, address) in [(libc::RTA_DST, prefix(route).octets())].into_iter().chain(gateway) {
-        bytes.extend(8u16.to_ne_bytes());
-        bytes.extend(kind.to_ne_bytes());
-        bytes.extend(address);
+    let header = [family(false), 24, 0, 0, 254, 4, 0, libc::RTN_UNICAST, 0, 0, 0, 0];
+    batch.message(kind, flags, &header).attribute(libc::RTA_DST, &prefix(route).octets());
+    if let Some(gateway) = gateway {
+        batch.attribute(libc::RTA_GATEWAY, &gateway);
     }
 }
 
@@ -54,19 +46,18 @@ fn storm(netns: &Netns, changes: u32) {
     let file = File::open(format!("/run/netns/{}", netns.name)).unwrap();
     let send = || {
         move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
-        let mut socket = Socket::new(NETLINK_ROUTE).unwrap();
-        socket.bind_auto().unwrap();
-        let mut bytes = Vec::new();
+        let netlink = Netlink::routing().unwrap();
+        let mut batch = Request::default();
         for change in 0..changes {
             // Each change of a route differs, and the final state differs from the first.
             let (route, round) = (change * 7 % ROUTES, change / ROUTES);
             let away = (route + round).is_multiple_of(5);
             let number = 2 + (route + 3 * round) % 4;
             let gateway = [172, 16, (number % 2) as u8, number as u8];
-            message(&mut bytes, route, (!away).then_some(gateway));
+            add(&mut batch, route, (!away).then_some(gateway));
             if (change + 1).is_multiple_of(BATCH) {
-                socket.send(&bytes, 0).unwrap();
-                bytes.clear();
+                netlink.send(&batch).unwrap();
+                batch.clear();
             }
         }
     };
