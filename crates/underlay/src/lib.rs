@@ -31,16 +31,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use netlink_packet_core::{NetlinkBuffer, NetlinkMessage, NetlinkPayload};
-use netlink_packet_route::RouteNetlinkMessage;
-use netlink_sys::Socket;
+use pdp_netlink::{Netlink, NetlinkRead, messages};
 use pdp_wire::{outer, udp};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 
 use crate::kernel::{
-    ADDRESSES, LINKS_AND_NEIGHBOURS, NEIGHBOURS, OTHERS, Query, RemoteRoute, UnderlayLink,
-    UnderlayNeighbour, UnderlayNeighbours, link, monitor, neighbour,
+    NEIGHBOURS, OTHERS, Query, RemoteRoute, UnderlayLink, UnderlayNeighbour, UnderlayNeighbours,
+    link, neighbour,
 };
 
 /// Limit of different pairs of outer addresses.
@@ -280,14 +278,16 @@ impl Underlay {
         };
         let follower = UnderlayFollower {
             underlay: underlay.clone(),
-            monitors: [monitor(&NEIGHBOURS)?, monitor(&OTHERS)?],
+            monitors: [
+                Netlink::listening(libc::NETLINK_ROUTE, NEIGHBOURS)?,
+                Netlink::listening(libc::NETLINK_ROUTE, OTHERS)?,
+            ],
             query: Query::new()?,
             neighbours: HashMap::new(),
             sockets: HashMap::new(),
             asks_left: ASKS_MAX,
             next_slot: 0,
             asked: vec![],
-            buffer: Vec::with_capacity(1 << 16),
         };
         let thread = std::thread::Builder::new().name("underlay".into());
         thread.spawn(move || follower.run())?;
@@ -503,7 +503,7 @@ impl UnderlayTunnel {
 struct UnderlayFollower {
     underlay: Underlay,
     /// For neighbours, and for everything else.
-    monitors: [Socket; 2],
+    monitors: [Netlink; 2],
     query: Query,
     neighbours: UnderlayNeighbours,
     /// Sources of datagrams since the last check, by local address (and interface, if link-local).
@@ -514,7 +514,6 @@ struct UnderlayFollower {
     next_slot: usize,
     /// Slots whose routes must be queried after routers had time to answer.
     asked: Vec<usize>,
-    buffer: Vec<u8>,
 }
 
 /// Notifications from the kernel.
@@ -732,72 +731,58 @@ impl UnderlayFollower {
 
     /// Reads the kernel's notifications.
     fn hear(&mut self, heard: &mut UnderlayChanges) {
-        let mut buffer = std::mem::take(&mut self.buffer);
-        for from in 0..self.monitors.len() {
+        let Self { monitors, neighbours, sockets, .. } = self;
+        for (from, monitor) in monitors.iter_mut().enumerate() {
             for _ in 0..HEARD_MAX {
-                buffer.clear();
-                match self.monitors[from].recv(&mut buffer, 0) {
-                    Ok(0) => break,
-                    Ok(_) => self.read(&buffer, heard),
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    // Some were lost. The remaining ones are older
-                    // than the state that is queried next.
-                    Err(_) => heard.lost[from] = true,
+                match monitor.receive() {
+                    Ok(NetlinkRead::Datagram(datagram)) => {
+                        heard.read(datagram, neighbours, sockets)
+                    }
+                    Ok(NetlinkRead::Empty) => break,
+                    // The remaining notifications are older than the state that is queried next.
+                    Ok(NetlinkRead::Lost) | Err(_) => heard.lost[from] = true,
                 }
             }
-        }
-        self.buffer = buffer;
-    }
-
-    fn read(&mut self, mut rest: &[u8], heard: &mut UnderlayChanges) {
-        while let Ok(message) = NetlinkBuffer::new_checked(rest) {
-            let length = message.length() as usize;
-            if !LINKS_AND_NEIGHBOURS.contains(&message.message_type()) {
-                heard.routes = true;
-                if ADDRESSES.contains(&message.message_type()) {
-                    self.sockets.clear();
-                }
-            } else if let Ok(message) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest)
-                && let NetlinkPayload::InnerMessage(message) = message.payload
-            {
-                self.note(&message, heard);
-            }
-            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-        }
-    }
-
-    fn note(&mut self, message: &RouteNetlinkMessage, heard: &mut UnderlayChanges) {
-        let (by, neighbour) = match message {
-            RouteNetlinkMessage::NewNeighbour(message) => match neighbour(message) {
-                Some((by, neighbour)) => (by, neighbour),
-                None => return,
-            },
-            RouteNetlinkMessage::DelNeighbour(message) => match neighbour(message) {
-                Some((by, _)) => (by, None),
-                None => return,
-            },
-            RouteNetlinkMessage::NewLink(message) => {
-                heard.routes = true;
-                return heard.links.push((message.header.index, Some(link(message))));
-            }
-            RouteNetlinkMessage::DelLink(message) => {
-                heard.routes = true;
-                return heard.links.push((message.header.index, None));
-            }
-            _ => return,
-        };
-        let was = match neighbour {
-            Some(neighbour) => self.neighbours.insert(by, neighbour),
-            None => self.neighbours.remove(&by),
-        };
-        if was != neighbour {
-            heard.neighbours.push(by);
         }
     }
 }
 
 impl UnderlayChanges {
+    /// Notes the changes in a datagram. Closes `sockets` if local addresses changed.
+    fn read(
+        &mut self,
+        datagram: &[u8],
+        neighbours: &mut UnderlayNeighbours,
+        sockets: &mut HashMap<(IpAddr, u32), UdpSocket>,
+    ) {
+        for message in messages(datagram) {
+            match message.kind {
+                libc::RTM_NEWNEIGH | libc::RTM_DELNEIGH => {
+                    let Some((by, state)) = neighbour(message.payload) else { continue };
+                    let was = match state.filter(|_| message.kind == libc::RTM_NEWNEIGH) {
+                        Some(state) => neighbours.insert(by, state),
+                        None => neighbours.remove(&by),
+                    };
+                    if neighbours.get(&by) != was.as_ref() {
+                        self.neighbours.push(by);
+                    }
+                }
+                libc::RTM_NEWLINK | libc::RTM_DELLINK => {
+                    self.routes = true;
+                    let Some((ifindex, link)) = link(message.payload) else { continue };
+                    let link = Some(link).filter(|_| message.kind == libc::RTM_NEWLINK);
+                    self.links.push((ifindex, link));
+                }
+                kind => {
+                    self.routes = true;
+                    if matches!(kind, libc::RTM_NEWADDR | libc::RTM_DELADDR) {
+                        sockets.clear();
+                    }
+                }
+            }
+        }
+    }
+
     /// True if all tunnels may be affected.
     fn concerns_all(&self) -> bool {
         self.lost != [false; 2] || self.routes

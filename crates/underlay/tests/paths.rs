@@ -255,7 +255,7 @@ fn underlay_changes_cost_idle_tunnels_little_cpu() {
         std::fs::write(file.path(), (0..1000).map(line).collect::<String>()).unwrap();
         eventually("they are idle", || {
             let before = underlay.queries();
-            std::thread::sleep(Duration::from_millis(1200));
+            std::thread::sleep(Duration::from_millis(2500));
             underlay.queries() == before
         });
         let (asked, before, start) = (underlay.queries(), cpu_ns(), Instant::now());
