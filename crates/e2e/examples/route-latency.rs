@@ -20,14 +20,14 @@
 
 use std::fs::File;
 use std::net::Ipv4Addr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
 use pdp_e2e::{TestNode, eventually};
+use pdp_netlink::{Netlink, Request, family};
 use pdp_proto::channel::Channel;
 use pdp_proto::mirror::{MirrorReply, MirrorRequest, MirrorStatusReply, TableSource};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, recv, send};
 
 const SPEC: &str = r#"
 apiVersion: pdp/v1
@@ -139,7 +139,7 @@ fn show(what: &str, mut times: Vec<Duration>) {
 
 /// The control guest's kernel.
 struct Kernel {
-    socket: OwnedFd,
+    netlink: Netlink,
     interface: u32,
 }
 
@@ -150,15 +150,10 @@ impl Kernel {
         let router = nodes.iter().find(|found| found["name"] == "r1").expect("r1");
         let pid = router["control"]["pid"].as_u64().expect("r1 runs");
         let netns = File::open(format!("/proc/{pid}/ns/net")).expect("a network namespace");
-        let socket = pdp_net::netns::within(netns.as_fd(), || {
-            // The protocol is NETLINK_ROUTE, which is 0.
-            let family = AddressFamily::NETLINK;
-            let socket = rustix::net::socket(family, SocketType::RAW, None);
-            Ok(socket.expect("a netlink socket"))
-        });
+        let netlink = pdp_net::netns::within(netns.as_fd(), || Ok(Netlink::routing()));
         let interface = node.exec("red/r1", "cat /sys/class/net/eth1/ifindex");
         Self {
-            socket: socket.expect("a netlink socket"),
+            netlink: netlink.expect("the namespace").expect("a netlink socket"),
             interface: interface.trim().parse().expect("a number"),
         }
     }
@@ -169,39 +164,15 @@ impl Kernel {
             true => (libc::RTM_NEWROUTE, libc::NLM_F_CREATE | libc::NLM_F_EXCL),
             false => (libc::RTM_DELROUTE, 0),
         };
-        let flags = (flags | libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
-        let mut message = vec![0; 16];
-        message[4..6].copy_from_slice(&kind.to_ne_bytes());
-        message[6..8].copy_from_slice(&flags.to_ne_bytes());
         // struct rtmsg: family, destination's and source's
-        // length, TOS, table, protocol, scope, type.
-        message.extend([
-            libc::AF_INET as u8,
-            24,
-            0,
-            0,
-            libc::RT_TABLE_MAIN,
-            libc::RTPROT_STATIC,
-            libc::RT_SCOPE_UNIVERSE,
-            libc::RTN_UNICAST,
-        ]);
-        message.extend([0; 4]);
-        for (attribute, value) in [
-            (libc::RTA_DST, prefix.octets()),
-            (libc::RTA_GATEWAY, GATEWAY.octets()),
-            (libc::RTA_OIF, self.interface.to_ne_bytes()),
-        ] {
-            message.extend(8_u16.to_ne_bytes());
-            message.extend(attribute.to_ne_bytes());
-            message.extend(value);
-        }
-        let bytes = message.len() as u32;
-        message[..4].copy_from_slice(&bytes.to_ne_bytes());
-        send(&self.socket, &message, SendFlags::empty()).expect("the kernel listens");
-        let mut answer = [0; 256];
-        let (count, _) = recv(&self.socket, &mut answer, RecvFlags::empty()).expect("an answer");
-        let error = i32::from_ne_bytes(answer[16..20].try_into().expect("four bytes"));
-        assert!(count >= 20 && error == 0, "the kernel refuses the route: error {error}");
+        // length, TOS, table, protocol, scope, type, flags.
+        let (table, protocol) = (libc::RT_TABLE_MAIN, libc::RTPROT_STATIC);
+        let (scope, unicast) = (libc::RT_SCOPE_UNIVERSE, libc::RTN_UNICAST);
+        let header = [family(false), 24, 0, 0, table, protocol, scope, unicast, 0, 0, 0, 0];
+        let mut request = Request::new(kind, flags, &header);
+        request.address(libc::RTA_DST, prefix.into()).address(libc::RTA_GATEWAY, GATEWAY.into());
+        request.number(libc::RTA_OIF, self.interface);
+        self.netlink.change(&mut request).expect("the kernel takes the route");
     }
 }
 

@@ -1,19 +1,14 @@
 //! Facts about interfaces of this network namespace.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-use futures::TryStreamExt;
 use ipnet::IpNet;
-use nix::errno::Errno;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket,
-};
-use rtnetlink::packet_route::address::AddressAttribute;
-use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+use pdp_netlink::{Netlink, Request, address, attributes, text, u32_at};
 
 use crate::error::{Error, NetContext, Result};
 use crate::ethtool;
-use crate::netlink::{refused, run_in_thread};
+use crate::netlink::{link_header, routing};
 use crate::tap::{ioctl, named_request};
 
 /// An interface.
@@ -44,76 +39,86 @@ pub struct InterfaceInfo {
 impl InterfaceInfo {
     /// The interface of this name.
     pub fn by_name(name: &str) -> Result<Self> {
-        run_in_thread(|handle| async move {
-            let none = || Error::NoInterface(name.to_owned());
-            let mut links = handle.link().get().match_name(name.to_owned()).execute();
-            let link = links.try_next().await.map_err(|_| none())?.ok_or_else(none)?;
-            let mut interface = Self {
-                name: name.to_owned(),
-                index: link.header.index,
-                mac: [0; 6],
-                mtu: 0,
-                up: link.header.flags.contains(LinkFlags::Up),
-                lower_up: link.header.flags.contains(LinkFlags::LowerUp),
-                receive_queues: 1,
-                addresses: Vec::new(),
-                is_virtual: false,
-                veth_peer: None,
-            };
-            let (mut is_veth, mut peer, mut elsewhere) = (false, None, false);
-            for attribute in link.attributes {
-                match attribute {
-                    LinkAttribute::Address(mac) => {
-                        interface.mac = mac.try_into().unwrap_or_default();
-                    }
-                    LinkAttribute::Mtu(mtu) => interface.mtu = mtu,
-                    LinkAttribute::NumRxQueues(count) => interface.receive_queues = count,
-                    LinkAttribute::LinkInfo(infos) => {
-                        interface.is_virtual =
-                            infos.iter().any(|info| matches!(info, LinkInfo::Kind(_)));
-                        is_veth = infos.contains(&LinkInfo::Kind(InfoKind::Veth));
-                    }
-                    LinkAttribute::Link(index) => peer = Some(index),
-                    LinkAttribute::LinkNetNsId(_) => elsewhere = true,
-                    _ => {}
-                }
-            }
-            if let Some(index) = peer.filter(|_| is_veth && !elsewhere) {
-                let mut links = handle.link().get().match_index(index).execute();
-                let link = links.try_next().await.map_err(refused("read the peer of", name))?;
-                let attributes = link.into_iter().flat_map(|link| link.attributes);
-                interface.veth_peer =
-                    attributes.into_iter().find_map(|attribute| match attribute {
-                        LinkAttribute::IfName(name) => Some(name),
-                        _ => None,
-                    });
-            }
-            // Netlink reports the possible queues, but queues that are not in use get no frames.
-            if let Some(count) = ethtool::receive_queues(name) {
-                interface.receive_queues = count;
-            }
-            let mut addresses =
-                handle.address().get().set_link_index_filter(interface.index).execute();
-            while let Some(address) =
-                addresses.try_next().await.map_err(refused("read the addresses of", name))?
-            {
-                let length = address.header.prefix_len;
-                // For a pair of addresses, the local one. IPv6 has only the other attribute.
-                let attributes = &address.attributes;
-                let local = attributes.iter().find_map(|attribute| match attribute {
-                    AddressAttribute::Local(ip) => Some(*ip),
-                    _ => None,
-                });
-                let any = attributes.iter().find_map(|attribute| match attribute {
-                    AddressAttribute::Address(ip) => Some(*ip),
-                    _ => None,
-                });
-                let net = local.or(any).and_then(|ip| IpNet::new(ip, length).ok());
-                interface.addresses.extend(net);
-            }
-            Ok(interface)
-        })
+        let none = || Error::NoInterface(name.to_owned());
+        let mut netlink = routing()?;
+        let mut request = Request::new(libc::RTM_GETLINK, 0, &[0; 16]);
+        request.text(libc::IFLA_IFNAME, name);
+        let link = netlink.query(&mut request, |link| Self::read(name, link.payload));
+        let (mut interface, peer) = link.ok().flatten().ok_or_else(none)?;
+        if let Some(index) = peer {
+            let mut request = Request::new(libc::RTM_GETLINK, 0, &link_header(index, 0, 0));
+            interface.veth_peer = netlink
+                .query(&mut request, |link| name_of(link.payload))
+                .on("read the peer of", name)?;
+        }
+        // Netlink reports the possible queues, but queues that are not in use get no frames.
+        if let Some(count) = ethtool::receive_queues(name) {
+            interface.receive_queues = count;
+        }
+        let mut header = [0; 8];
+        header[4..].copy_from_slice(&interface.index.to_ne_bytes());
+        let mut request = Request::new(libc::RTM_GETADDR, 0, &header);
+        let addresses = netlink.list(&mut request, |message| address_of(message.payload));
+        interface.addresses = addresses.on("read the addresses of", name)?;
+        Ok(interface)
     }
+
+    /// Reads a message about the interface of this name, without addresses. Returns also the index
+    /// of its peer, if it is a veth whose peer is in this namespace.
+    fn read(name: &str, payload: &[u8]) -> Option<(Self, Option<u32>)> {
+        let flags = u32_at(payload, 8)? as i32;
+        let mut interface = Self {
+            name: name.to_owned(),
+            index: u32_at(payload, 4)?,
+            mac: [0; 6],
+            mtu: 0,
+            up: flags & libc::IFF_UP != 0,
+            lower_up: flags & libc::IFF_LOWER_UP != 0,
+            receive_queues: 1,
+            addresses: Vec::new(),
+            is_virtual: false,
+            veth_peer: None,
+        };
+        let (mut is_veth, mut peer, mut elsewhere) = (false, None, false);
+        for (kind, value) in attributes(payload.get(16..)?) {
+            match kind {
+                libc::IFLA_ADDRESS => interface.mac = value.try_into().unwrap_or_default(),
+                libc::IFLA_MTU => interface.mtu = u32_at(value, 0)?,
+                libc::IFLA_NUM_RX_QUEUES => interface.receive_queues = u32_at(value, 0)?,
+                libc::IFLA_LINKINFO => {
+                    let mut kinds =
+                        attributes(value).filter(|(kind, _)| *kind == libc::IFLA_INFO_KIND);
+                    let kind = kinds.next().map(|(_, value)| text(value));
+                    interface.is_virtual = kind.is_some();
+                    is_veth = kind.is_some_and(|kind| kind == "veth");
+                }
+                libc::IFLA_LINK => peer = u32_at(value, 0),
+                libc::IFLA_LINK_NETNSID => elsewhere = true,
+                _ => {}
+            }
+        }
+        Some((interface, peer.filter(|_| is_veth && !elsewhere)))
+    }
+}
+
+/// Returns the name in a message about an interface.
+fn name_of(payload: &[u8]) -> Option<String> {
+    let mut names = attributes(payload.get(16..)?).filter(|(kind, _)| *kind == libc::IFLA_IFNAME);
+    names.next().map(|(_, value)| text(value))
+}
+
+/// Returns the address in a message about one, with its prefix length. For a pair of addresses, it
+/// is the local one. IPv6 has only the other attribute.
+fn address_of(payload: &[u8]) -> Option<IpNet> {
+    let (mut local, mut any) = (None, None);
+    for (kind, value) in attributes(payload.get(8..)?) {
+        match kind {
+            libc::IFA_LOCAL => local = address(value),
+            libc::IFA_ADDRESS => any = address(value),
+            _ => {}
+        }
+    }
+    IpNet::new(local.or(any)?, *payload.get(1)?).ok()
 }
 
 /// Carrier state of an interface.
@@ -190,27 +195,18 @@ pub fn receive_all(name: &str) -> Result<()> {
 
 /// Notifies of possible changes of interfaces in this network namespace.
 #[derive(Debug)]
-pub struct InterfaceWatch(OwnedFd);
+pub struct InterfaceWatch(Netlink);
 
 impl InterfaceWatch {
     /// Watches changes from now on.
     pub fn new() -> Result<Self> {
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let links = NetlinkAddr::new(0, libc::RTMGRP_LINK as u32);
-        let kind = SockProtocol::NetlinkRoute;
-        let socket =
-            socket(AddressFamily::Netlink, SockType::Raw, flags, kind).on("open", "rtnetlink")?;
-        bind(socket.as_raw_fd(), &links).on("watch", "interfaces")?;
-        Ok(Self(socket))
+        let netlink = Netlink::listening(libc::NETLINK_ROUTE, [libc::RTNLGRP_LINK]);
+        Ok(Self(netlink.on("watch", "interfaces")?))
     }
 
     /// Discards the changes so far. The descriptor becomes readable again at the next change.
     pub fn clear(&self) {
-        // An overflow is reported once, as an error. It counts as a change, too.
-        while matches!(
-            recv(self.0.as_raw_fd(), &mut [0], MsgFlags::empty()),
-            Ok(_) | Err(Errno::ENOBUFS)
-        ) {}
+        self.0.discard();
     }
 }
 

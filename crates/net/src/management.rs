@@ -6,18 +6,18 @@
 //! packets leave. So routing daemons see neither its address nor its route, and the tables that
 //! the route mirror follows have no trace of it.
 
+use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use ipnet::Ipv4Net;
 use nix::net::if_::if_nametoindex;
-use rtnetlink::packet_route::link::LinkFlags;
-use rtnetlink::packet_route::route::RouteFlags;
-use rtnetlink::packet_route::rule::RuleAction;
-use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
+use pdp_netlink::{Netlink, Request, family};
 
 use crate::error::{NetContext, Result};
-use crate::netlink::{refused, run_in_thread};
+use crate::netlink::{NEW, routing, set_link};
 use crate::netns::within;
+use crate::route::{RouteHeader, StaticRouteKind, StaticRouteScope};
 use crate::sysctl;
 use crate::tap::{TapSpec, open_here};
 
@@ -29,6 +29,14 @@ const PRIORITY_FIRST: u32 = 32_760;
 
 /// Priority of the rule after the tables main and default: packets that these have no route for.
 const PRIORITY_LAST: u32 = 32_770;
+
+/// Attributes and action of rules (linux/fib_rules.h).
+const FRA_DST: u16 = 1;
+const FRA_SRC: u16 = 2;
+const FRA_IIFNAME: u16 = 3;
+const FRA_PRIORITY: u16 = 6;
+const FRA_TABLE: u16 = 15;
+const FR_ACT_TO_TBL: u8 = 1;
 
 /// Makes the interface in a network namespace and brings it up, with table and rules.
 ///
@@ -46,63 +54,49 @@ pub fn create(
         sysctl::set_v6_here(&v6, "1")?;
         sysctl::set_here(&format!("net.ipv4.conf.{}.route_localnet", spec.name), "1")?;
         let index = if_nametoindex(spec.name.as_str()).on("find", &spec.name)?;
-        run_in_thread(|handle| async move {
-            let mut link = LinkUnspec::new_with_index(index)
-                .address(spec.mac.to_vec())
-                .mtu(spec.mtu)
-                .up()
-                .build();
-            // The other end answers no ARP.
-            link.header.flags |= LinkFlags::Noarp;
-            link.header.change_mask |= LinkFlags::Noarp;
-            handle.link().set(link).execute().await.map_err(refused("set up", &spec.name))?;
-            let mut route = RouteMessageBuilder::<Ipv4Addr>::new()
-                .table_id(TABLE)
-                .gateway(gateway)
-                .output_interface(index)
-                .pref_source(source)
-                .build();
-            route.header.flags |= RouteFlags::Onlink;
-            let added = handle.route().add(route).execute().await;
-            added.map_err(refused("add route", format!("default via {gateway}")))?;
-            let rules =
-                [(PRIORITY_FIRST, Some(source), None), (PRIORITY_FIRST, None, Some(gateway))];
-            for (priority, from, to) in rules.into_iter().chain([(PRIORITY_LAST, None, None)]) {
-                add_rule(&handle, priority, from, to).await?;
-            }
-            Ok(())
-        })?;
+        let mut netlink = routing()?;
+        // The other end answers no ARP.
+        let mut link = set_link(index, libc::IFF_UP | libc::IFF_NOARP);
+        link.attribute(libc::IFLA_ADDRESS, &spec.mac).number(libc::IFLA_MTU, spec.mtu);
+        netlink.change(&mut link).on("set up", &spec.name)?;
+        let header = RouteHeader {
+            to: Ipv4Net::default().into(),
+            kind: StaticRouteKind::Unicast,
+            scope: StaticRouteScope::Global,
+            table: TABLE,
+            onlink: true,
+        };
+        let mut route = header.request(libc::RTM_NEWROUTE, NEW);
+        route.address(libc::RTA_GATEWAY, gateway.into()).number(libc::RTA_OIF, index);
+        route.address(libc::RTA_PREFSRC, source.into());
+        netlink.change(&mut route).on("add route", format!("default via {gateway}"))?;
+        let rules = [(PRIORITY_FIRST, Some(source), None), (PRIORITY_FIRST, None, Some(gateway))];
+        for (priority, from, to) in rules.into_iter().chain([(PRIORITY_LAST, None, None)]) {
+            add_rule(&mut netlink, priority, from, to)
+                .on("add rule", format!("{priority}: lookup {TABLE}"))?;
+        }
         Ok(tap)
     })
 }
 
 /// Adds a rule for the node's own packets, unless it exists.
-async fn add_rule(
-    handle: &Handle,
+fn add_rule(
+    netlink: &mut Netlink,
     priority: u32,
     from: Option<Ipv4Addr>,
     to: Option<Ipv4Addr>,
-) -> Result<()> {
-    let mut rule = handle
-        .rule()
-        .add()
-        .v4()
-        .input_interface("lo")
-        .table_id(TABLE)
-        .priority(priority)
-        .action(RuleAction::ToTable);
-    if let Some(from) = from {
-        rule = rule.source_prefix(from, 32);
-    }
-    if let Some(to) = to {
-        rule = rule.destination_prefix(to, 32);
-    }
-    match rule.execute().await {
-        Err(rtnetlink::Error::NetlinkError(message))
-            if message.to_io().kind() == std::io::ErrorKind::AlreadyExists =>
-        {
-            Ok(())
+) -> io::Result<()> {
+    let bits = |address: Option<Ipv4Addr>| if address.is_some() { 32 } else { 0 };
+    let header = [family(false), bits(to), bits(from), 0, 0, 0, 0, FR_ACT_TO_TBL, 0, 0, 0, 0];
+    let mut rule = Request::new(libc::RTM_NEWRULE, NEW, &header);
+    rule.text(FRA_IIFNAME, "lo").number(FRA_TABLE, TABLE).number(FRA_PRIORITY, priority);
+    for (kind, address) in [(FRA_SRC, from), (FRA_DST, to)] {
+        if let Some(address) = address {
+            rule.address(kind, address.into());
         }
-        result => result.map_err(refused("add rule", format!("{priority}: lookup {TABLE}"))),
+    }
+    match netlink.change(&mut rule) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        result => result,
     }
 }

@@ -29,15 +29,11 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::LazyLock;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send,
-    setsockopt, socket, sockopt,
-};
-use nix::sys::time::TimeVal;
+use pdp_netlink::{Netlink, Request, attributes, u16_at, u32_at};
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, fsconfig_create, fsconfig_reconfigure,
@@ -51,11 +47,6 @@ use crate::netns::within;
 /// Most receive queues that are read from one device.
 pub const QUEUES_MAX: usize = 256;
 
-/// Longest wait for the kernel's answer, seconds.
-const ANSWER_MAX_SECONDS: i64 = 5;
-
-const ANSWER_BYTES: usize = 32 << 10;
-
 /// Generic netlink (linux/genetlink.h): the controller,
 /// its request for a family, and their attributes.
 const CONTROLLER: u16 = 16;
@@ -64,18 +55,14 @@ const CTRL_ATTR_FAMILY_ID: u16 = 1;
 const CTRL_ATTR_FAMILY_NAME: u16 = 2;
 
 /// linux/netdev.h.
-const NETDEV: &[u8] = b"netdev\0";
+const NETDEV: &str = "netdev";
 const NETDEV_CMD_NAPI_GET: u8 = 11;
 const NETDEV_A_NAPI_IFINDEX: u16 = 1;
 const NETDEV_A_NAPI_ID: u16 = 2;
 const NETDEV_A_NAPI_PID: u16 = 4;
 
-/// Header bytes of netlink and of generic netlink.
-const HEADER_BYTES: usize = 16;
+/// Header of generic netlink, bytes.
 const GENERIC_BYTES: usize = 4;
-
-/// Mask of an attribute's type.
-const KIND_MASK: u16 = 0x3fff;
 
 /// PF_KTHREAD of linux/sched.h.
 const KERNEL_THREAD: u64 = 0x0020_0000;
@@ -92,7 +79,7 @@ pub struct NapiQueue {
 /// True if the kernel reports the threads: from Linux 6.8 on.
 pub fn has_thread_ids() -> bool {
     static TOLD: LazyLock<bool> =
-        LazyLock::new(|| Netdev::open().and_then(|netdev| netdev.queues(1)).is_ok());
+        LazyLock::new(|| Netdev::open().and_then(|mut netdev| netdev.queues(1)).is_ok());
     *TOLD
 }
 
@@ -169,7 +156,7 @@ fn attribute(sysfs: &OwnedFd, device: &str, access: OFlags) -> Result<OwnedFd> {
 /// There is no such interface, or the kernel does not report queues (before Linux 6.8).
 pub fn queues(netns: BorrowedFd<'_>, index: u32) -> Result<Vec<NapiQueue>> {
     within(netns, || {
-        let queues = Netdev::open().and_then(|netdev| netdev.queues(index));
+        let queues = Netdev::open().and_then(|mut netdev| netdev.queues(index));
         queues.on("ask for the queues of interface", index)
     })
 }
@@ -203,7 +190,7 @@ pub fn threads(netns: BorrowedFd<'_>, index: u32) -> Result<Vec<NapiThread>> {
         is_napi(pid).then_some(NapiThread { pid, handle })
     };
     let ask = || -> io::Result<Vec<NapiThread>> {
-        let netdev = Netdev::open()?;
+        let mut netdev = Netdev::open()?;
         let queues = netdev.queues(index)?;
         let found: Vec<_> = queues.iter().filter_map(|queue| handle(queue.thread?)).collect();
         // Ask again: the kernel no longer names a thread that ended before its
@@ -227,137 +214,49 @@ fn is_napi(pid: u32) -> bool {
 
 /// Generic netlink socket in the thread's network namespace, and the id of the netdev family.
 struct Netdev {
-    socket: OwnedFd,
+    netlink: Netlink,
     family: u16,
 }
 
 impl Netdev {
     fn open() -> io::Result<Self> {
-        let kind = SockProtocol::NetlinkGeneric;
-        let flags = SockFlag::SOCK_CLOEXEC;
-        let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, kind)?;
-        bind(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
-        setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::new(ANSWER_MAX_SECONDS, 0))?;
-        let mut this = Self { socket, family: CONTROLLER };
-        let mut family = None;
-        let asked = this.ask(CTRL_CMD_GETFAMILY, 0, CTRL_ATTR_FAMILY_NAME, NETDEV, |answer| {
-            let mut ids = attributes(answer).filter(|(kind, _)| *kind == CTRL_ATTR_FAMILY_ID);
-            let id = ids.next().and_then(|(_, value)| value.first_chunk().copied());
-            family = id.map(u16::from_ne_bytes);
+        let mut netlink = Netlink::open(libc::NETLINK_GENERIC)?;
+        let mut request = Request::new(CONTROLLER, 0, &[CTRL_CMD_GETFAMILY, 1, 0, 0]);
+        request.text(CTRL_ATTR_FAMILY_NAME, NETDEV);
+        let family = netlink.query(&mut request, |answer| {
+            let mut all = attributes(answer.payload.get(GENERIC_BYTES..)?);
+            all.find(|(kind, _)| *kind == CTRL_ATTR_FAMILY_ID).and_then(|(_, id)| u16_at(id, 0))
         });
-        this.family = asked.and(family.ok_or(io::ErrorKind::NotFound.into())).map_err(|_| {
+        let family = family.ok().flatten().ok_or_else(|| {
             let text = "the kernel does not say which thread serves a queue: Linux 6.8 is needed";
             io::Error::new(io::ErrorKind::Unsupported, text)
         })?;
-        Ok(this)
+        Ok(Self { netlink, family })
     }
 
-    fn queues(&self, index: u32) -> io::Result<Vec<NapiQueue>> {
-        let mut queues = Vec::new();
-        let dump = libc::NLM_F_DUMP as u16;
-        let index = index.to_ne_bytes();
-        self.ask(NETDEV_CMD_NAPI_GET, dump, NETDEV_A_NAPI_IFINDEX, &index, |answer| {
+    fn queues(&mut self, index: u32) -> io::Result<Vec<NapiQueue>> {
+        let mut request = Request::new(self.family, 0, &[NETDEV_CMD_NAPI_GET, 1, 0, 0]);
+        request.number(NETDEV_A_NAPI_IFINDEX, index);
+        let mut queues = self.netlink.list(&mut request, |answer| {
             let (mut id, mut thread) = (None, None);
-            for (kind, value) in attributes(answer) {
-                let number = value.first_chunk().copied().map(u32::from_ne_bytes);
+            for (kind, value) in attributes(answer.payload.get(GENERIC_BYTES..)?) {
                 match kind {
-                    NETDEV_A_NAPI_ID => id = number,
-                    NETDEV_A_NAPI_PID => thread = number.filter(|pid| *pid != 0),
+                    NETDEV_A_NAPI_ID => id = u32_at(value, 0),
+                    NETDEV_A_NAPI_PID => thread = u32_at(value, 0).filter(|pid| *pid != 0),
                     _ => {}
                 }
             }
-            if let Some(id) = id.filter(|_| queues.len() < QUEUES_MAX) {
-                queues.push(NapiQueue { id, thread });
-            }
+            Some(NapiQueue { id: id?, thread })
         })?;
+        queues.truncate(QUEUES_MAX);
         queues.sort();
         Ok(queues)
     }
-
-    /// Sends a request with one attribute, and passes the attributes of each answer to `each`.
-    fn ask(
-        &self,
-        command: u8,
-        flags: u16,
-        kind: u16,
-        value: &[u8],
-        mut each: impl FnMut(&[u8]),
-    ) -> io::Result<()> {
-        let padding = value.len().next_multiple_of(4) - value.len();
-        let bytes = HEADER_BYTES + GENERIC_BYTES + 4 + value.len() + padding;
-        let mut request = (bytes as u32).to_ne_bytes().to_vec();
-        request.extend(self.family.to_ne_bytes());
-        request.extend((libc::NLM_F_REQUEST as u16 | flags).to_ne_bytes());
-        request.extend([1_u32.to_ne_bytes(), [0; 4]].as_flattened());
-        request.extend([command, 1, 0, 0]);
-        request.extend((4 + value.len() as u16).to_ne_bytes());
-        request.extend(kind.to_ne_bytes());
-        request.extend(value);
-        request.extend(std::iter::repeat_n(0, padding));
-        send(self.socket.as_raw_fd(), &request, MsgFlags::empty())?;
-        let mut buffer = vec![0; ANSWER_BYTES];
-        loop {
-            let length = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
-            let mut left = buffer.get(..length).unwrap_or_default();
-            while let Some((kind, payload, rest)) = message(left) {
-                left = rest;
-                match i32::from(kind) {
-                    // A dump that fails says so at its end.
-                    libc::NLMSG_DONE | libc::NLMSG_ERROR => {
-                        let code =
-                            payload.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
-                        return match code {
-                            0 => Ok(()),
-                            code => Err(io::Error::from_raw_os_error(-code)),
-                        };
-                    }
-                    _ => each(payload.get(GENERIC_BYTES..).unwrap_or_default()),
-                }
-            }
-            if flags & libc::NLM_F_DUMP as u16 == 0 {
-                return Ok(());
-            }
-        }
-    }
-}
-
-/// Splits off the first message. Returns its type, its payload and the remaining bytes.
-fn message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
-    let length = u32::from_ne_bytes(*bytes.first_chunk()?) as usize;
-    let kind = u16::from_ne_bytes(*bytes.get(4..)?.first_chunk()?);
-    let payload = bytes.get(HEADER_BYTES..length)?;
-    Some((kind, payload, bytes.get(length.next_multiple_of(4)..).unwrap_or_default()))
-}
-
-/// Iterates over attributes as types and values; ends at malformed bytes.
-fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
-    std::iter::from_fn(move || {
-        let length = usize::from(u16::from_ne_bytes(*bytes.first_chunk()?));
-        let kind = u16::from_ne_bytes(*bytes.get(2..)?.first_chunk()?) & KIND_MASK;
-        let value = bytes.get(4..length)?;
-        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some((kind, value))
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn netlink_parser_never_reads_beyond_the_answer() {
-        let answer: Vec<u8> = (0..64_u8).map(|byte| byte.wrapping_mul(37)).collect();
-        for length in 0..answer.len() {
-            for first in [0_u8, 3, 4, 16, 40, 64, 255] {
-                let mut answer = answer[..length].to_vec();
-                if let Some(byte) = answer.first_mut() {
-                    *byte = first;
-                }
-                let _ = message(&answer);
-                assert!(attributes(&answer).count() <= length / 4 + 1);
-            }
-        }
-    }
 
     #[test]
     fn ordinary_process_is_not_a_napi_thread() {

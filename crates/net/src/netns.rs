@@ -4,10 +4,9 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::thread;
 
 use nix::sched::{CloneFlags, setns, unshare};
-use rtnetlink::LinkUnspec;
 
 use crate::error::{Error, NetContext, Result};
-use crate::netlink::{refused, run_in_thread};
+use crate::netlink::{bring_up, routing};
 
 /// Runs `work` inside a network namespace, in a thread of its own, so that the caller's namespace
 /// never changes. Sockets that `work` makes stay in that namespace.
@@ -25,10 +24,7 @@ pub fn within<T: Send>(
 pub fn alone() -> Result<OwnedFd> {
     in_thread(|| {
         unshare(CloneFlags::CLONE_NEWNET).on("make", "a network namespace")?;
-        run_in_thread(|handle| async move {
-            let lo = LinkUnspec::new_with_name("lo").up().build();
-            handle.link().set(lo).execute().await.map_err(refused("set up", "lo"))
-        })?;
+        routing()?.change(&mut bring_up("lo")).on("set up", "lo")?;
         let file = std::fs::File::open("/proc/thread-self/ns/net");
         Ok(file.on("open", "a network namespace")?.into())
     })

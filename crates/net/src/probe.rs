@@ -13,14 +13,13 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::resource::{Resource, getrlimit};
 use pdp_afxdp::{Pool, XdpSocket, bind_socket, create_socket};
-use rtnetlink::packet_route::link::{InfoKind, LinkAttribute, LinkInfo, LinkMessage};
-use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth};
+use pdp_netlink::{Request, error_code};
 use serde::Serialize;
 
 use crate::error::{NetContext, Result};
 use crate::interface::InterfaceInfo;
 use crate::limits::{self, NetlinkLimits};
-use crate::netlink::{refused, run_in_thread};
+use crate::netlink::{NEW, bring_up, link_header, routing};
 use crate::netns::in_thread;
 use crate::ports::{self, LinkTarget, PortSpec, Ports};
 use crate::shared;
@@ -71,6 +70,9 @@ const DEVICE_KINDS: &[&str] = &[
 
 /// Cgroup controllers that limits need.
 const CONTROLLERS: [&str; 4] = ["cpu", "cpuset", "memory", "pids"];
+
+/// The other end of a pair (linux/veth.h).
+const VETH_INFO_PEER: u16 = 1;
 
 /// Names of the probe's interfaces, in its own network namespace.
 const DEVICES: [&str; 2] = ["probe0", "probe1"];
@@ -365,22 +367,14 @@ fn guest_bounds() -> FacilityCheck {
 /// Kinds of devices that the kernel has. Only veth is required, and has a check of its own.
 fn devices() -> FacilityCheck {
     let has = |kind: &&&str| {
-        let kind = (**kind).to_owned();
-        let made = run_in_thread(|handle| async move {
-            let mut message = LinkMessage::default();
-            let info = LinkInfo::Kind(InfoKind::Other(kind));
-            message.attributes.push(LinkAttribute::LinkInfo(vec![info]));
-            Ok(handle.link().add(message).execute().await)
-        });
+        let mut request = Request::new(libc::RTM_NEWLINK, NEW, &link_header(0, 0, 0));
+        request.nested(libc::IFLA_LINKINFO, |info| _ = info.text(libc::IFLA_INFO_KIND, kind));
         // An unknown kind fails with EOPNOTSUPP. Other
         // errors mean that the request lacks parameters.
-        let unknown = |error: &rtnetlink::Error| match error {
-            rtnetlink::Error::NetlinkError(message) => {
-                message.raw_code() == -(nix::errno::Errno::EOPNOTSUPP as i32)
-            }
-            _ => false,
-        };
-        made.is_ok_and(|made| !made.is_err_and(|error| unknown(&error)))
+        routing().is_ok_and(|mut netlink| match netlink.change(&mut request) {
+            Ok(()) => true,
+            Err(error) => error_code(&error) != Some(libc::EOPNOTSUPP),
+        })
     };
     let (present, lacking): (Vec<_>, Vec<_>) = DEVICE_KINDS.iter().partition(|kind| has(kind));
     let list = |kinds: Vec<&&str>| kinds.into_iter().copied().collect::<Vec<_>>().join(", ");
@@ -418,15 +412,17 @@ fn tap() -> FacilityCheck {
 }
 
 fn veth() -> Result<()> {
-    run_in_thread(|handle| async move {
-        let veth = LinkVeth::new(DEVICES[0], DEVICES[1]).build();
-        handle.link().add(veth).execute().await.map_err(refused("make", "veth"))?;
-        for name in DEVICES {
-            let up: LinkMessageBuilder<LinkUnspec> = LinkUnspec::new_with_name(name).up();
-            handle.link().set(up.build()).execute().await.map_err(refused("set up", name))?;
-        }
-        Ok(())
-    })
+    let mut netlink = routing()?;
+    let mut veth = Request::new(libc::RTM_NEWLINK, NEW, &link_header(0, 0, 0));
+    veth.text(libc::IFLA_IFNAME, DEVICES[0]).nested(libc::IFLA_LINKINFO, |info| {
+        info.text(libc::IFLA_INFO_KIND, "veth").nested(libc::IFLA_INFO_DATA, |data| {
+            data.nested(VETH_INFO_PEER, |peer| {
+                peer.raw(&link_header(0, 0, 0)).text(libc::IFLA_IFNAME, DEVICES[1]);
+            });
+        });
+    });
+    netlink.change(&mut veth).on("make", "veth")?;
+    DEVICES.iter().try_for_each(|name| netlink.change(&mut bring_up(name)).on("set up", name))
 }
 
 fn xdp() -> FacilityCheck {

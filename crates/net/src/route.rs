@@ -1,24 +1,38 @@
 //! Static routes and addresses of a guest's network namespace.
 
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
 use ipnet::IpNet;
-use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
-use rtnetlink::packet_route::AddressFamily;
-use rtnetlink::packet_route::RouteNetlinkMessage as Message;
-use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
-use rtnetlink::packet_route::route::{
-    RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteNextHop, RouteScope, RouteType,
-    RouteVia,
-};
-use rtnetlink::{Handle, RouteMessageBuilder, RouteNextHopBuilder};
+use pdp_netlink::{Netlink, Request, address, attributes, error_code, family, u32_at};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, NetContext, Result};
-use crate::netlink::{NetlinkPool, refused, run_in_thread};
+use crate::error::{NetContext, Result};
+use crate::netlink::{NEW, routing};
 use crate::netns::within;
+
+/// The attribute of a route's metrics that is its MTU, and the flag of a next hop that is on the
+/// link in any case (linux/rtnetlink.h).
+pub(crate) const RTAX_MTU: u16 = 2;
+const RTNH_F_ONLINK: u8 = 4;
+
+/// Types of routes, as ip-route(8) calls them, by number.
+const KINDS: [&str; 12] = [
+    "unspec",
+    "unicast",
+    "local",
+    "broadcast",
+    "anycast",
+    "multicast",
+    "blackhole",
+    "unreachable",
+    "prohibit",
+    "throw",
+    "nat",
+    "xresolve",
+];
 
 /// Static route, as `ip route` shows it with `proto static`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,65 +107,134 @@ impl StaticRouteSpec {
     }
 
     /// Returns the netlink message. Interfaces are those of the calling thread's namespace.
-    fn message(&self) -> Result<RouteMessage> {
-        let invalid =
-            |text: String| Error::Invalid { object: format!("route {}", self.words()), text };
+    fn request(&self, kind: u16, flags: i32) -> Result<Request> {
+        let v6 = self.to.addr().is_ipv6();
         let index = |hop: &StaticRouteHop| match &hop.dev {
             Some(dev) => if_nametoindex(dev.as_str()).on("find", dev),
             None => Ok(0),
         };
-        let mut route = RouteMessageBuilder::<IpAddr>::new()
-            .destination_prefix(self.to.addr(), self.to.prefix_len())
-            .map_err(|error| invalid(error.to_string()))?
-            .table_id(self.table)
-            .kind(match self.kind {
-                StaticRouteKind::Unicast => RouteType::Unicast,
-                StaticRouteKind::Blackhole => RouteType::BlackHole,
-                StaticRouteKind::Unreachable => RouteType::Unreachable,
-                StaticRouteKind::Prohibit => RouteType::Prohibit,
-                StaticRouteKind::Throw => RouteType::Throw,
-            })
-            .scope(match self.scope {
-                StaticRouteScope::Global => RouteScope::Universe,
-                StaticRouteScope::Link => RouteScope::Link,
-                StaticRouteScope::Host => RouteScope::Host,
-            });
+        let header = RouteHeader {
+            to: self.to,
+            kind: self.kind,
+            scope: self.scope,
+            table: self.table,
+            onlink: matches!(&self.hops[..], [hop] if hop.onlink),
+        };
+        let mut request = header.request(kind, flags);
         if self.metric != 0 {
-            route = route.priority(self.metric);
+            request.number(libc::RTA_PRIORITY, self.metric);
         }
         if let [hop] = &self.hops[..] {
             if let Some(via) = hop.via {
-                route = route.gateway(via).map_err(|error| invalid(error.to_string()))?;
-            }
-            if hop.onlink {
-                route = route.onlink();
+                add_gateway(&mut request, v6, via);
             }
             if hop.dev.is_some() {
-                route = route.output_interface(index(hop)?);
+                request.number(libc::RTA_OIF, index(hop)?);
             }
         } else if !self.hops.is_empty() {
-            let hops = self.hops.iter().map(|hop| {
-                let mut one = match self.to.addr() {
-                    IpAddr::V4(_) => RouteNextHopBuilder::new(AddressFamily::Inet),
-                    IpAddr::V6(_) => RouteNextHopBuilder::new(AddressFamily::Inet6),
-                };
-                if let Some(via) = hop.via {
-                    one = one.via(via).map_err(|error| invalid(error.to_string()))?;
+            let indexes = self.hops.iter().map(index).collect::<Result<Vec<_>>>()?;
+            request.nested(libc::RTA_MULTIPATH, |hops| {
+                for (hop, index) in self.hops.iter().zip(indexes) {
+                    let flags = if hop.onlink { RTNH_F_ONLINK } else { 0 };
+                    let weight = u8::try_from(hop.weight.saturating_sub(1)).unwrap_or(u8::MAX);
+                    // `struct rtnexthop` has its length where an attribute has it, then these.
+                    hops.nested(u16::from_ne_bytes([flags, weight]), |one| {
+                        one.raw(&index.to_ne_bytes());
+                        if let Some(via) = hop.via {
+                            add_gateway(one, v6, via);
+                        }
+                    });
                 }
-                if hop.onlink {
-                    one = one.onlink();
-                }
-                let weight = u8::try_from(hop.weight.saturating_sub(1)).unwrap_or(u8::MAX);
-                Ok(one.interface(index(hop)?).weight(weight).build())
             });
-            route = route.multipath(hops.collect::<Result<Vec<RouteNextHop>>>()?);
         }
-        let mut message = route.build();
-        let more = &mut message.attributes;
-        more.extend(self.src.map(|src| RouteAttribute::PrefSource(src.into())));
-        more.extend(self.mtu.map(|mtu| RouteAttribute::Metrics(vec![RouteMetric::Mtu(mtu)])));
-        Ok(message)
+        if let Some(src) = self.src {
+            request.address(libc::RTA_PREFSRC, src);
+        }
+        if let Some(mtu) = self.mtu {
+            request.nested(libc::RTA_METRICS, |metrics| _ = metrics.number(RTAX_MTU, mtu));
+        }
+        Ok(request)
     }
+}
+
+/// Fixed part of a route's message.
+pub(crate) struct RouteHeader {
+    pub to: IpNet,
+    pub kind: StaticRouteKind,
+    pub scope: StaticRouteScope,
+    pub table: u32,
+    /// True if the only next hop is on the link in any case.
+    pub onlink: bool,
+}
+
+impl RouteHeader {
+    /// Returns a message of this type, to which attributes may be added.
+    pub(crate) fn request(&self, kind: u16, flags: i32) -> Request {
+        let route_kind = match self.kind {
+            StaticRouteKind::Unicast => libc::RTN_UNICAST,
+            StaticRouteKind::Blackhole => libc::RTN_BLACKHOLE,
+            StaticRouteKind::Unreachable => libc::RTN_UNREACHABLE,
+            StaticRouteKind::Prohibit => libc::RTN_PROHIBIT,
+            StaticRouteKind::Throw => libc::RTN_THROW,
+        };
+        let scope = match self.scope {
+            StaticRouteScope::Global => libc::RT_SCOPE_UNIVERSE,
+            StaticRouteScope::Link => libc::RT_SCOPE_LINK,
+            StaticRouteScope::Host => libc::RT_SCOPE_HOST,
+        };
+        let (family, bits) = (family(self.to.addr().is_ipv6()), self.to.prefix_len());
+        let protocol = libc::RTPROT_STATIC;
+        let mut header = [family, bits, 0, 0, 0, protocol, scope, route_kind, 0, 0, 0, 0];
+        let route_flags = u32::from(if self.onlink { RTNH_F_ONLINK } else { 0 });
+        header[8..].copy_from_slice(&route_flags.to_ne_bytes());
+        let mut request = Request::new(kind, flags, &header);
+        request.number(libc::RTA_TABLE, self.table).address(libc::RTA_DST, self.to.addr());
+        request
+    }
+}
+
+/// Adds the gateway of a route, which may be of the other family (RFC 8950).
+fn add_gateway(request: &mut Request, v6: bool, via: IpAddr) {
+    if via.is_ipv6() == v6 {
+        request.address(libc::RTA_GATEWAY, via);
+        return;
+    }
+    let mut value = u16::from(family(via.is_ipv6())).to_ne_bytes().to_vec();
+    match via {
+        IpAddr::V4(via) => value.extend(via.octets()),
+        IpAddr::V6(via) => value.extend(via.octets()),
+    }
+    request.attribute(libc::RTA_VIA, &value);
+}
+
+/// Returns the request to add a route in the main table through an interface.
+pub(crate) fn new_route(index: u32, to: &IpNet, gateway: IpAddr) -> Request {
+    let header = RouteHeader {
+        to: *to,
+        kind: StaticRouteKind::Unicast,
+        scope: StaticRouteScope::Global,
+        table: libc::RT_TABLE_MAIN.into(),
+        onlink: false,
+    };
+    let mut request = header.request(libc::RTM_NEWROUTE, NEW);
+    add_gateway(&mut request, to.addr().is_ipv6(), gateway);
+    request.number(libc::RTA_OIF, index);
+    request
+}
+
+/// Returns the request to add an address to an interface. It is usable at once.
+pub(crate) fn new_address(index: u32, net: &IpNet) -> Request {
+    let mut header = [family(net.addr().is_ipv6()), net.prefix_len(), 0, 0, 0, 0, 0, 0];
+    header[4..].copy_from_slice(&index.to_ne_bytes());
+    let mut request = Request::new(libc::RTM_NEWADDR, NEW, &header);
+    request.address(libc::IFA_LOCAL, net.addr()).address(libc::IFA_ADDRESS, net.addr());
+    if let IpNet::V4(v4) = net
+        && v4.prefix_len() < 31
+    {
+        request.address(libc::IFA_BROADCAST, v4.broadcast().into());
+    }
+    request.number(libc::IFA_FLAGS, libc::IFA_F_NODAD);
+    request
 }
 
 /// Sets the static routes of a network namespace.
@@ -176,35 +259,30 @@ pub fn set(
         };
         // An interface that is gone took its routes with it.
         let gone = before.iter().filter(|route| !stays(route));
-        let gone: Vec<_> = gone.filter_map(|route| Some((route, route.message().ok()?))).collect();
-        let set = routes.iter().map(|route| Ok((route, route.message()?)));
+        let gone = gone
+            .filter_map(|route| Some((route, route.request(libc::RTM_DELROUTE, 0).ok()?)))
+            .collect::<Vec<_>>();
+        let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
+        let set = routes.iter().map(|route| Ok((route, route.request(libc::RTM_NEWROUTE, flags)?)));
         let set = set.collect::<Result<Vec<_>>>()?;
-        run_in_thread(|handle| async move {
-            for (route, message) in gone.into_iter().rev() {
-                remove(&handle, route, message).await?;
-            }
-            for (route, message) in set {
-                let add = handle.route().add(message).replace();
-                add.execute().await.map_err(refused("set route", route.words()))?;
-            }
-            Ok(())
-        })
+        let mut netlink = routing()?;
+        for (route, request) in gone.into_iter().rev() {
+            remove(&mut netlink, request).on("remove route", route.words())?;
+        }
+        for (route, mut request) in set {
+            netlink.change(&mut request).on("set route", route.words())?;
+        }
+        Ok(())
     })
 }
 
-async fn remove(handle: &Handle, route: &StaticRouteSpec, message: RouteMessage) -> Result<()> {
-    match handle
-        .route()
-        .del(message)
-        .execute()
-        .await
-        .map_err(refused("remove route", route.words()))
-    {
+fn remove(netlink: &mut Netlink, mut request: Request) -> io::Result<()> {
+    match netlink.change(&mut request) {
         // A program in the namespace has already removed or changed it.
-        Err(Error::Io { source, .. })
+        Err(error)
             if matches!(
-                source.raw_os_error().map(Errno::from_raw),
-                Some(Errno::ESRCH | Errno::ENODEV | Errno::ENOENT | Errno::ENETDOWN)
+                error_code(&error),
+                Some(libc::ESRCH | libc::ENODEV | libc::ENOENT | libc::ENETDOWN)
             ) =>
         {
             Ok(())
@@ -237,46 +315,34 @@ pub enum KernelVerdict {
 /// The kernel drops such packets: by a route, for lack
 /// of a route, or because it rejects the source.
 pub fn lookup(interface: u32, from: IpAddr, to: IpAddr) -> Result<KernelVerdict> {
-    let address = |address| match address {
-        IpAddr::V4(v4) => RouteAddress::Inet(v4),
-        IpAddr::V6(v6) => RouteAddress::Inet6(v6),
-    };
-    let (family, bits) = match to {
-        IpAddr::V4(_) => (AddressFamily::Inet, 32),
-        IpAddr::V6(_) => (AddressFamily::Inet6, 128),
-    };
-    let mut question = RouteMessage::default();
-    question.header.address_family = family;
-    question.header.destination_prefix_length = bits;
-    question.header.source_prefix_length = bits;
-    question.attributes = vec![
-        RouteAttribute::Destination(address(to)),
-        RouteAttribute::Source(address(from)),
-        RouteAttribute::Iif(interface),
-    ];
-    let what = "ask for the route to";
-    let answers = NetlinkPool::open()?.exchange(Message::GetRoute(question), 0).on(what, to)?;
-    let answer = answers.into_iter().find_map(|answer| match answer {
-        Message::NewRoute(route) => Some(route),
-        _ => None,
-    });
-    let answer = answer.ok_or(Errno::ENOMSG).on(what, to)?;
+    let bits = if to.is_ipv4() { 32 } else { 128 };
+    let header = [family(to.is_ipv6()), bits, bits, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let mut question = Request::new(libc::RTM_GETROUTE, 0, &header);
+    question.address(libc::RTA_DST, to).address(libc::RTA_SRC, from);
+    question.number(libc::RTA_IIF, interface);
+    routing()?.query(&mut question, |answer| verdict(answer.payload)).on("ask for the route to", to)
+}
+
+/// Reads the kernel's answer.
+fn verdict(payload: &[u8]) -> KernelVerdict {
+    let kind = payload.get(7).copied().unwrap_or(libc::RTN_UNSPEC);
     let (mut via, mut interface) = (None, None);
-    for attribute in &answer.attributes {
-        match attribute {
-            RouteAttribute::Gateway(RouteAddress::Inet(v4))
-            | RouteAttribute::Via(RouteVia::Inet(v4)) => via = Some(IpAddr::V4(*v4)),
-            RouteAttribute::Gateway(RouteAddress::Inet6(v6))
-            | RouteAttribute::Via(RouteVia::Inet6(v6)) => via = Some(IpAddr::V6(*v6)),
-            RouteAttribute::Oif(index) => interface = Some(*index),
+    for (kind, value) in attributes(payload.get(12..).unwrap_or_default()) {
+        match kind {
+            libc::RTA_GATEWAY => via = address(value),
+            libc::RTA_VIA => via = value.get(2..).and_then(address),
+            libc::RTA_OIF => interface = u32_at(value, 0),
             _ => {}
         }
     }
-    Ok(match (answer.header.kind, interface) {
-        (RouteType::Local, _) => KernelVerdict::Local,
-        (RouteType::Unicast, Some(interface)) => KernelVerdict::Hop { via, interface },
-        (other, _) => KernelVerdict::Other(format!("{other:?}").to_lowercase()),
-    })
+    match (kind, interface) {
+        (libc::RTN_LOCAL, _) => KernelVerdict::Local,
+        (libc::RTN_UNICAST, Some(interface)) => KernelVerdict::Hop { via, interface },
+        _ => {
+            let word = KINDS.get(usize::from(kind)).map(|word| (*word).to_owned());
+            KernelVerdict::Other(word.unwrap_or_else(|| format!("type {kind}")))
+        }
+    }
 }
 
 /// Adds addresses to `lo` in a network namespace. `lo` must be up.
@@ -286,13 +352,10 @@ pub fn set_loopback(netns: BorrowedFd<'_>, addresses: &[IpNet]) -> Result<()> {
     }
     within(netns, || {
         let index = if_nametoindex("lo").on("find", "lo")?;
-        run_in_thread(|handle| async move {
-            for address in addresses {
-                let mut add = handle.address().add(index, address.addr(), address.prefix_len());
-                add.message_mut().attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
-                add.execute().await.map_err(refused("add to lo address", address))?;
-            }
-            Ok(())
-        })
+        let mut netlink = routing()?;
+        for address in addresses {
+            netlink.change(&mut new_address(index, address)).on("add to lo address", address)?;
+        }
+        Ok(())
     })
 }

@@ -11,25 +11,19 @@
 //! Source: Linux net/ipv4/route.c (`ip_dst_mtu_maybe_forward` heeds every route's MTU,
 //! `bpf_fib_lookup` only locked ones), net/core/neighbour.c (`NTF_USE`).
 
+use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send,
-    setsockopt, socket, sockopt,
+use pdp_netlink::{
+    Netlink, NetlinkRead, Request, attributes, family, is_v6, messages, u16_at, u32_at,
 };
-use rtnetlink::packet_core::{
-    NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
-};
-use rtnetlink::packet_route::neighbour::{NeighbourAttribute, NeighbourFlags, NeighbourMessage};
-use rtnetlink::packet_route::route::{RouteAttribute, RouteMessage, RouteMetric};
-use rtnetlink::packet_route::{AddressFamily as Family, RouteNetlinkMessage};
 
 use crate::error::{NetContext, Result};
 use crate::netns::within;
 use crate::ports::NO_MTU;
+use crate::route::RTAX_MTU;
 
 /// Most bytes that a poll reads: some thousands of routes.
 pub const LOOK_BYTES: usize = 512 << 10;
@@ -43,8 +37,9 @@ const AGAIN: Duration = Duration::from_secs(30);
 /// Most bytes that the kernel queues between two polls.
 const KEPT_BYTES: usize = 256 << 10;
 
-/// Longer than any datagram of the kernel.
-const DATAGRAM_BYTES: usize = 32 << 10;
+/// Types of messages that end an answer.
+const DONE: u16 = libc::NLMSG_DONE as u16;
+const ERROR: u16 = libc::NLMSG_ERROR as u16;
 
 /// Attempts at an uninterrupted dump, before an interrupted one is accepted.
 const TRIES: u32 = 3;
@@ -52,23 +47,21 @@ const TRIES: u32 = 3;
 /// Most neighbours that are confirmed at a time.
 pub const CONFIRMED_MAX: usize = 64;
 
-/// Sequence numbers of the requests.
-const LIST: u32 = 1;
-const CONFIRM: u32 = 2;
-
-/// RTMGRP_IPV4_ROUTE and RTMGRP_IPV6_ROUTE of linux/rtnetlink.h.
-const RTNLGRP_ROUTES: u32 = 1 << 6 | 1 << 10;
-
 /// Watches the MTUs of a namespace's routes.
 #[derive(Debug)]
 pub struct RouteMtu {
-    socket: OwnedFd,
+    netlink: Netlink,
+    found: FoundMtus,
+    listed: Instant,
+}
+
+#[derive(Debug)]
+struct FoundMtus {
     state: RouteMtuState,
     /// Smallest MTU for IPv4 and for IPv6, once known.
     smallest: Option<[u32; 2]>,
     /// Smallest MTUs in the current dump so far.
-    found: [u32; 2],
-    listed: Instant,
+    dumped: [u32; 2],
     /// True if a route with an MTU was removed.
     stale: bool,
     tries: u32,
@@ -92,25 +85,23 @@ impl RouteMtu {
     /// # Errors
     /// The kernel refuses the socket.
     pub fn open(netns: BorrowedFd<'_>) -> Result<Self> {
-        let socket = within(netns, || {
-            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-            let kind = SockProtocol::NetlinkRoute;
-            let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, kind)
-                .on("open", "rtnetlink")?;
-            setsockopt(&socket, sockopt::RcvBufForce, &KEPT_BYTES)
-                .on("keep", "changes of routes")?;
-            bind(socket.as_raw_fd(), &NetlinkAddr::new(0, RTNLGRP_ROUTES)).on("watch", "routes")?;
-            Ok(socket)
+        let groups = [libc::RTNLGRP_IPV4_ROUTE, libc::RTNLGRP_IPV6_ROUTE];
+        let netlink = within(netns, || {
+            let netlink = Netlink::routing().on("open", "rtnetlink")?;
+            netlink.set_receive_bytes(KEPT_BYTES).on("keep", "changes of routes")?;
+            // A list then includes the kernel's cached exceptions, which also have MTUs.
+            netlink.set_strict(false).on("list", "routes")?;
+            netlink.join(groups).on("watch", "routes")?;
+            Ok(netlink)
         })?;
-        let mut this = Self {
-            socket,
+        let found = FoundMtus {
             state: RouteMtuState::Watching,
             smallest: None,
-            found: [NO_MTU; 2],
-            listed: Instant::now(),
+            dumped: [NO_MTU; 2],
             stale: false,
             tries: 0,
         };
+        let mut this = Self { netlink, found, listed: Instant::now() };
         this.list()?;
         Ok(this)
     }
@@ -121,149 +112,125 @@ impl RouteMtu {
     /// # Errors
     /// The kernel refuses to list routes.
     pub fn poll(&mut self) -> Result<Option<[u32; 2]>> {
-        let paused = match self.state {
+        let paused = match self.found.state {
             RouteMtuState::Paused { until } if Instant::now() < until => return Ok(None),
             RouteMtuState::Paused { .. } => true,
             _ => false,
         };
-        let (mut buffer, mut read) = (vec![0; DATAGRAM_BYTES], 0);
+        let mut read = 0;
         while read < LOOK_BYTES {
-            match recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
-                Ok(count) if paused => read += count,
-                Ok(count) => {
-                    read += count;
-                    self.take(&buffer[..count])?;
-                }
-                Err(Errno::EAGAIN) => {
-                    let again = self.stale && self.listed.elapsed() > AGAIN;
-                    if paused || again && matches!(self.state, RouteMtuState::Watching) {
+            match self.netlink.receive().on("read", "changes of routes")? {
+                NetlinkRead::Datagram(datagram) if paused => read += datagram.len(),
+                NetlinkRead::Datagram(datagram) => {
+                    read += datagram.len();
+                    if self.found.take(datagram).on("list", "routes")? {
                         self.list()?;
                     }
-                    return Ok(self.smallest);
                 }
-                Err(Errno::EINTR) => {}
+                NetlinkRead::Empty => {
+                    let again = self.found.stale && self.listed.elapsed() > AGAIN;
+                    if paused || again && matches!(self.found.state, RouteMtuState::Watching) {
+                        self.list()?;
+                    }
+                    return Ok(self.found.smallest);
+                }
                 // Reported once, if more changes arrived than the queue can keep.
-                Err(Errno::ENOBUFS) if paused => {}
-                Err(Errno::ENOBUFS) => {
+                NetlinkRead::Lost if paused => {}
+                NetlinkRead::Lost => {
                     self.pause();
                     return Ok(None);
                 }
-                Err(error) => return Err(error).on("read", "changes of routes"),
             }
         }
         if paused {
             // Changes still arrive faster than they can be read.
             self.pause();
         }
-        Ok(self.smallest)
+        Ok(self.found.smallest)
     }
 
     fn pause(&mut self) {
-        self.smallest = None;
-        self.state = RouteMtuState::Paused { until: Instant::now() + REST };
+        self.found.smallest = None;
+        self.found.state = RouteMtuState::Paused { until: Instant::now() + REST };
     }
 
     /// Asks for all routes of both families.
     fn list(&mut self) -> Result<()> {
-        self.state = RouteMtuState::Dumping { interrupted: false };
-        self.found = [NO_MTU; 2];
-        self.stale = false;
+        self.found.state = RouteMtuState::Dumping { interrupted: false };
+        self.found.dumped = [NO_MTU; 2];
+        self.found.stale = false;
         self.listed = Instant::now();
-        let mut routes = RouteMessage::default();
         // For any family: the kernel lists one after the other.
-        routes.header.address_family = Family::Unspec;
-        self.say(RouteNetlinkMessage::GetRoute(routes), LIST, NLM_F_DUMP).on("list", "routes")
-    }
-
-    fn say(&self, message: RouteNetlinkMessage, number: u32, flags: u16) -> nix::Result<()> {
-        let mut header = NetlinkHeader::default();
-        header.sequence_number = number;
-        header.flags = NLM_F_REQUEST | flags;
-        let mut request = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message));
-        request.finalize();
-        let mut bytes = vec![0; request.buffer_len()];
-        request.serialize(&mut bytes);
-        send(self.socket.as_raw_fd(), &bytes, MsgFlags::empty()).map(drop)
-    }
-
-    fn take(&mut self, mut rest: &[u8]) -> Result<()> {
-        while !rest.is_empty() {
-            let Ok(message) = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest) else {
-                // A message with a wrong length, or one that cannot be parsed.
-                let length = rest.first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes));
-                let length = (length.max(1) as usize).next_multiple_of(4);
-                rest = rest.get(length..).unwrap_or_default();
-                continue;
-            };
-            let length = (message.header.length as usize).next_multiple_of(4);
-            rest = rest.get(length..).unwrap_or_default();
-            if let RouteMtuState::Dumping { interrupted } = &mut self.state {
-                *interrupted |= message.header.flags & NLM_F_DUMP_INTR != 0;
-            }
-            match message.payload {
-                NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewRoute(route)) => {
-                    if let Some((family, mtu)) = mtu(&route) {
-                        self.found[family] = self.found[family].min(mtu);
-                        if let Some(smallest) = &mut self.smallest {
-                            smallest[family] = smallest[family].min(mtu);
-                        }
-                    }
-                }
-                NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelRoute(route)) => {
-                    self.stale |= mtu(&route).is_some();
-                }
-                NetlinkPayload::Done(_) => self.listed()?,
-                NetlinkPayload::Error(error)
-                    if message.header.sequence_number == LIST && error.code.is_some() =>
-                {
-                    return Err(error.to_io()).on("list", "routes");
-                }
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    fn listed(&mut self) -> Result<()> {
-        let RouteMtuState::Dumping { interrupted } = self.state else { return Ok(()) };
-        self.tries = if interrupted { self.tries + 1 } else { 0 };
-        if interrupted && self.tries < TRIES {
-            return self.list();
-        }
-        self.tries = 0;
-        self.smallest = Some(self.found);
-        self.state = RouteMtuState::Watching;
-        Ok(())
+        let request = Request::new(libc::RTM_GETROUTE, libc::NLM_F_DUMP, &[0; 12]);
+        self.netlink.send(&request).on("list", "routes")
     }
 
     /// Tells the kernel that these neighbours are in use, by interface, so that it confirms stale
     /// ones. Skips neighbours that do not exist, and those beyond [`CONFIRMED_MAX`].
     pub fn confirm(&self, used: impl IntoIterator<Item = (u32, IpAddr)>) {
         for (index, address) in used.into_iter().take(CONFIRMED_MAX) {
-            let mut neighbour = NeighbourMessage::default();
-            neighbour.header.family = if address.is_ipv4() { Family::Inet } else { Family::Inet6 };
-            neighbour.header.ifindex = index;
-            neighbour.header.flags = NeighbourFlags::Use;
-            neighbour.attributes.push(NeighbourAttribute::Destination(address.into()));
+            let mut header = [0; 12];
+            header[0] = family(address.is_ipv6());
+            header[4..8].copy_from_slice(&index.to_ne_bytes());
+            header[10] = libc::NTF_USE;
+            let mut request = Request::new(libc::RTM_NEWNEIGH, 0, &header);
             // The kernel refuses neighbours that are gone by now, which does not matter.
-            let _ = self.say(RouteNetlinkMessage::NewNeighbour(neighbour), CONFIRM, 0);
+            let _ = self.netlink.send(request.address(libc::NDA_DST, address));
         }
     }
 }
 
-/// Returns the family and the MTU of a route that has one.
-fn mtu(route: &RouteMessage) -> Option<(usize, u32)> {
-    let family = match route.header.address_family {
-        Family::Inet => 0,
-        Family::Inet6 => 1,
-        _ => return None,
-    };
-    route.attributes.iter().find_map(|attribute| {
-        let RouteAttribute::Metrics(metrics) = attribute else { return None };
-        let mtu = metrics.iter().find_map(|metric| match metric {
-            RouteMetric::Mtu(mtu) => Some(*mtu),
-            _ => None,
-        });
-        mtu.filter(|mtu| *mtu > 0).map(|mtu| (family, mtu))
-    })
+impl FoundMtus {
+    /// Reads messages. Returns true if the routes must be listed again.
+    ///
+    /// # Errors
+    /// The kernel refuses to list routes.
+    fn take(&mut self, datagram: &[u8]) -> io::Result<bool> {
+        let mut again = false;
+        for message in messages(datagram) {
+            if let RouteMtuState::Dumping { interrupted } = &mut self.state {
+                *interrupted |= message.is_interrupted();
+            }
+            match message.kind {
+                libc::RTM_NEWROUTE => {
+                    if let Some((family, mtu)) = mtu(message.payload) {
+                        self.dumped[family] = self.dumped[family].min(mtu);
+                        if let Some(smallest) = &mut self.smallest {
+                            smallest[family] = smallest[family].min(mtu);
+                        }
+                    }
+                }
+                libc::RTM_DELROUTE => self.stale |= mtu(message.payload).is_some(),
+                DONE => again |= self.listed(),
+                // The error of a request contains its type. Those of neighbours do not matter.
+                ERROR if u16_at(message.payload, 8) == Some(libc::RTM_GETROUTE) => {
+                    message.result()?;
+                }
+                _ => {}
+            }
+        }
+        Ok(again)
+    }
+
+    /// Ends a list. Returns true if the routes must be listed again.
+    fn listed(&mut self) -> bool {
+        let RouteMtuState::Dumping { interrupted } = self.state else { return false };
+        self.tries = if interrupted { self.tries + 1 } else { 0 };
+        if interrupted && self.tries < TRIES {
+            return true;
+        }
+        self.tries = 0;
+        self.smallest = Some(self.dumped);
+        self.state = RouteMtuState::Watching;
+        false
+    }
+}
+
+/// Returns the family (0: IPv4, 1: IPv6) and the MTU of a route that has one.
+fn mtu(payload: &[u8]) -> Option<(usize, u32)> {
+    let family = usize::from(is_v6(*payload.first()?)?);
+    let mut all = attributes(payload.get(12..)?);
+    let (_, metrics) = all.find(|(kind, _)| *kind == libc::RTA_METRICS)?;
+    let (_, mtu) = attributes(metrics).find(|(kind, _)| *kind == RTAX_MTU)?;
+    u32_at(mtu, 0).filter(|mtu| *mtu > 0).map(|mtu| (family, mtu))
 }

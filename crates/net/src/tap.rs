@@ -11,14 +11,13 @@ use ipnet::IpNet;
 use nix::fcntl::{OFlag, open};
 use nix::net::if_::if_nametoindex;
 use nix::sys::stat::Mode;
-use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
-use rtnetlink::packet_route::link::LinkMessage;
-use rtnetlink::{LinkUnspec, RouteMessageBuilder};
+use pdp_netlink::Request;
 
 use crate::error::{Error, NetContext, Result};
 use crate::ethtool;
-use crate::netlink::{refused, run_in_thread};
+use crate::netlink::{routing, set_link};
 use crate::netns::within;
+use crate::route;
 use crate::sysctl;
 
 /// Default length of the queue to the descriptor's reader, frames.
@@ -55,53 +54,35 @@ pub fn create(netns: BorrowedFd<'_>, spec: &TapSpec) -> Result<OwnedFd> {
     within(netns, || {
         let tap = open_here(spec)?;
         let index = if_nametoindex(spec.name.as_str()).on("find", &spec.name)?;
-        let link = LinkUnspec::new_with_index(index)
-            .address(spec.mac.to_vec())
-            .mtu(spec.mtu)
-            .txqueuelen(spec.queue_frames.unwrap_or(QUEUE_FRAMES))
-            .up()
-            .build();
-        equip(&spec.name, link, &spec.addresses, &spec.routes)?;
+        let mut link = set_link(index, libc::IFF_UP);
+        link.attribute(libc::IFLA_ADDRESS, &spec.mac).number(libc::IFLA_MTU, spec.mtu);
+        link.number(libc::IFLA_TXQLEN, spec.queue_frames.unwrap_or(QUEUE_FRAMES));
+        equip(&spec.name, index, link, &spec.addresses, &spec.routes)?;
         Ok(tap)
     })
 }
 
-/// Configures an interface of the calling thread's network namespace as `link` says, brings it up,
-/// and adds addresses and routes. IPv6 addresses are usable at once.
+/// Configures an interface of the calling thread's network namespace as `link` says, and adds
+/// addresses and routes. IPv6 addresses are usable at once.
 pub(crate) fn equip(
     name: &str,
-    link: LinkMessage,
+    index: u32,
+    mut link: Request,
     addresses: &[IpNet],
     routes: &[(IpNet, IpAddr)],
 ) -> Result<()> {
-    let index = link.header.index;
     sysctl::set_v6_here(&format!("net.ipv6.conf.{}.accept_dad", as_key(name)), "0")?;
-    run_in_thread(|handle| async move {
-        handle.link().set(link).execute().await.map_err(refused("set up", name))?;
-        for address in addresses {
-            let mut add = handle.address().add(index, address.addr(), address.prefix_len());
-            add.message_mut().attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
-            add.execute().await.map_err(refused("add address", address))?;
-        }
-        for (destination, gateway) in routes {
-            let route = RouteMessageBuilder::<IpAddr>::new()
-                .destination_prefix(destination.addr(), destination.prefix_len())
-                .and_then(|route| route.gateway(*gateway))
-                .map_err(|error| Error::Invalid {
-                    object: format!("route {destination} via {gateway}"),
-                    text: error.to_string(),
-                })?
-                .output_interface(index)
-                .build();
-            handle
-                .route()
-                .add(route)
-                .execute()
-                .await
-                .map_err(refused("add route", format!("{destination} via {gateway} on {name}")))?;
-        }
-        Ok(())
-    })
+    let mut netlink = routing()?;
+    netlink.change(&mut link).on("set up", name)?;
+    for address in addresses {
+        netlink.change(&mut route::new_address(index, address)).on("add address", address)?;
+    }
+    for (to, gateway) in routes {
+        netlink
+            .change(&mut route::new_route(index, to, *gateway))
+            .on("add route", format!("{to} via {gateway} on {name}"))?;
+    }
+    Ok(())
 }
 
 /// Opens a new TAP in the calling thread's network namespace.
@@ -161,10 +142,9 @@ pub fn name(tap: BorrowedFd<'_>) -> Result<String> {
 pub fn set_mtu(netns: BorrowedFd<'_>, name: &str, mtu: u32) -> Result<()> {
     within(netns, || {
         let index = if_nametoindex(name).on("find", name)?;
-        run_in_thread(|handle| async move {
-            let link = LinkUnspec::new_with_index(index).mtu(mtu).build();
-            handle.link().set(link).execute().await.map_err(refused("set the MTU of", name))
-        })
+        let mut request = set_link(index, 0);
+        request.number(libc::IFLA_MTU, mtu);
+        routing()?.change(&mut request).on("set the MTU of", name)
     })
 }
 

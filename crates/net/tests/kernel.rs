@@ -14,10 +14,12 @@ use common::{Peer, Pins, eventually, isolated, run};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use pdp_afxdp::{Pool, XdpSocket, bind_socket, create_socket};
 use pdp_net::interface::{Carrier, InterfaceInfo, InterfaceState, InterfaceWatch};
-use pdp_net::route::{self, StaticRouteHop, StaticRouteKind, StaticRouteScope, StaticRouteSpec};
+use pdp_net::route::{
+    self, KernelVerdict, StaticRouteHop, StaticRouteKind, StaticRouteScope, StaticRouteSpec,
+};
 use pdp_net::tap::{self, TapSpec};
 use pdp_net::xdp::{self, Take, Xdp, XdpCounters, XdpMode};
-use pdp_net::{Error, ethtool, packet, sysctl};
+use pdp_net::{Error, ethtool, management, packet, sysctl};
 use pdp_wire::outer::NotATunnel;
 use pdp_wire::tunnel::Encapsulation;
 use pdp_wire::{checksum, geneve, gre, outer, udp, vlan, vxlan};
@@ -796,5 +798,65 @@ fn static_routes_are_set_changed_and_removed() {
         let far = static_route("10.121.0.0/16", &[(Some("192.0.2.1"), None)]);
         let error = route::set(netns.as_fd(), &[], &[far]).unwrap_err();
         assert_eq!(error.to_string(), "set route 10.121.0.0/16 via 192.0.2.1");
+    });
+}
+
+#[test]
+fn management_interface_has_a_table_of_its_own() {
+    isolated(|| {
+        let peer = Peer::new();
+        peer.run("ip link set lo up");
+        let spec = TapSpec { addresses: vec![], routes: vec![], ..spec("mgmt") };
+        let [source, gateway] = ["127.255.0.1", "10.255.0.1"].map(|it| it.parse().unwrap());
+        let make = || management::create(peer.netns().as_fd(), &spec, source, gateway).unwrap();
+        // The rules of an earlier interface remain.
+        drop(make());
+        let _tap = make();
+        assert!(peer.run("ip link show mgmt").contains("NOARP,UP,LOWER_UP"));
+        let route = peer.run("ip route show table 7777");
+        let want = "default via 10.255.0.1 dev mgmt proto static src 127.255.0.1 onlink";
+        assert_eq!(route.trim(), want);
+        let rules = peer.run("ip rule");
+        let rules = rules.lines().filter(|rule| rule.ends_with("lookup 7777"));
+        let want = [
+            "32760:\tfrom 127.255.0.1 iif lo lookup 7777",
+            "32760:\tfrom all to 10.255.0.1 iif lo lookup 7777",
+            "32770:\tfrom all iif lo lookup 7777",
+        ];
+        assert_eq!(rules.collect::<Vec<_>>(), want);
+    });
+}
+
+#[test]
+fn lookup_reports_the_kernels_decision() {
+    isolated(|| {
+        run("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
+            ip link set lo up; ip link add eth0 type veth peer name far
+            ip link set eth0 up; ip link set far up
+            ip addr add 10.7.0.1/24 dev eth0; ip addr add fd07::1/64 dev eth0 nodad
+            ip route add 10.8.0.0/16 via 10.7.0.2
+            ip route add 10.9.0.0/16 via inet6 fd07::2 dev eth0
+            ip route add unreachable 10.10.0.0/16; ip route add fd08::/64 via fd07::2");
+        let interface = InterfaceInfo::by_name("eth0").unwrap().index;
+        let lookup = |to: &str| {
+            let from = if to.contains(':') { "fd07::9" } else { "10.7.0.9" };
+            route::lookup(interface, from.parse().unwrap(), to.parse().unwrap())
+        };
+        let hop = |via: Option<&str>| KernelVerdict::Hop {
+            via: via.map(|via| via.parse().unwrap()),
+            interface,
+        };
+        for (to, want) in [
+            ("10.7.0.1", KernelVerdict::Local),
+            ("10.7.0.3", hop(None)),
+            ("10.8.0.1", hop(Some("10.7.0.2"))),
+            ("10.9.0.1", hop(Some("fd07::2"))),
+            ("fd07::1", KernelVerdict::Local),
+            ("fd08::1", hop(Some("fd07::2"))),
+        ] {
+            assert_eq!(lookup(to).unwrap(), want, "{to}");
+        }
+        let refused = lookup("10.10.0.1").unwrap_err();
+        assert_eq!(refused.to_string(), "ask for the route to 10.10.0.1");
     });
 }

@@ -1,5 +1,6 @@
 //! Netlink sockets.
 
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -100,6 +101,15 @@ impl Netlink {
                 },
             }
         }
+    }
+
+    /// Discards all messages so far. The descriptor becomes readable again at the next one.
+    pub fn discard(&self) {
+        // A loss is reported once, as an error.
+        while match self.socket.recv(&mut &mut [0][..], 0) {
+            Ok(_) => true,
+            Err(error) => matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::EINTR)),
+        } {}
     }
 
     /// Makes a change.
@@ -211,6 +221,12 @@ impl Netlink {
                 return Ok(result);
             }
         }
+    }
+}
+
+impl fmt::Debug for Netlink {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.socket.fmt(to)
     }
 }
 

@@ -51,13 +51,12 @@ use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 use pdp_wire::named;
 use pdp_wire::tunnel::Encapsulation;
-use rtnetlink::LinkUnspec;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::error::{Error, NetContext, Result};
 use crate::ethtool;
 use crate::interface::InterfaceWatch;
-use crate::netlink::NetlinkPool;
+use crate::netlink::{NetlinkPool, set_link};
 use crate::netns::{in_thread, within};
 use crate::pins::{self, remove_dir, remove_file};
 use crate::sysctl;
@@ -456,7 +455,7 @@ impl Ports {
     pub fn all(&self) -> Result<BTreeSet<u32>> {
         let ends = veth::all(&self.netlink).on("list", "root ends")?;
         let mut numbers: BTreeSet<u32> =
-            ends.filter_map(|end| end.index.checked_sub(INDEX_FIRST)).collect();
+            ends.iter().filter_map(|end| end.index.checked_sub(INDEX_FIRST)).collect();
         numbers.split_off(&PORTS_MAX);
         numbers.extend(pinned_numbers(&self.pins)?);
         Ok(numbers)
@@ -523,8 +522,8 @@ impl Ports {
         set(Set::Up(true))?;
         within(guest, || {
             ethtool::all_in_frames(name)?;
-            let link = LinkUnspec::new_with_index(root.peer).up().build();
-            tap::equip(name, link, &spec.addresses, &spec.routes)
+            let link = set_link(root.peer, libc::IFF_UP);
+            tap::equip(name, root.peer, link, &spec.addresses, &spec.routes)
         })?;
         set(Set::Alias(WHOLE))?;
         if closed { set(Set::Up(false)) } else { Ok(()) }

@@ -4,15 +4,18 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use nix::errno::Errno;
-use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL};
-use rtnetlink::packet_route::RouteNetlinkMessage as Message;
-use rtnetlink::packet_route::link::{
-    InfoData, InfoKind, InfoVeth, LinkAttribute as Attribute, LinkFlags, LinkInfo, LinkMessage,
-};
-use rtnetlink::packet_route::nsid::{NsidAttribute, NsidMessage};
+use pdp_netlink::{Message, Request, attributes, error_code, text, u32_at};
 
 use super::PortSpec;
-use crate::netlink::NetlinkPool;
+use crate::netlink::{NEW, NetlinkPool, link_header};
+
+/// Attributes of linux/veth.h and linux/net_namespace.h.
+const VETH_INFO_PEER: u16 = 1;
+const NETNSA_NSID: u16 = 1;
+const NETNSA_FD: u16 = 3;
+
+/// Place of `tx_dropped` in `struct rtnl_link_stats64`, bytes.
+const TX_DROPPED_AT: usize = 56;
 
 /// One end of a pair.
 #[derive(Clone, Debug, Default)]
@@ -32,25 +35,29 @@ pub(super) struct VethInterface {
 }
 
 impl VethInterface {
-    fn of(message: LinkMessage) -> Self {
+    fn read(message: &Message<'_>) -> Option<Self> {
+        let payload = message.payload;
         let mut end = Self {
-            index: message.header.index,
-            up: message.header.flags.contains(LinkFlags::Up),
+            index: u32_at(payload, 4)?,
+            up: u32_at(payload, 8)? as i32 & libc::IFF_UP != 0,
             ..Self::default()
         };
-        for attribute in message.attributes {
-            match attribute {
-                Attribute::IfName(name) => end.name = name,
-                Attribute::IfAlias(alias) => end.alias = alias,
-                Attribute::Address(mac) => end.mac = mac.try_into().unwrap_or_default(),
-                Attribute::Mtu(mtu) => end.mtu = mtu,
-                Attribute::Link(index) => end.peer = index,
-                Attribute::LinkNetNsId(netns) => end.netns = Some(netns),
-                Attribute::Stats64(stats) => end.tx_dropped = stats.tx_dropped,
+        for (kind, value) in attributes(payload.get(16..)?) {
+            match kind {
+                libc::IFLA_IFNAME => end.name = text(value),
+                libc::IFLA_IFALIAS => end.alias = text(value),
+                libc::IFLA_ADDRESS => end.mac = value.try_into().unwrap_or_default(),
+                libc::IFLA_MTU => end.mtu = u32_at(value, 0)?,
+                libc::IFLA_LINK => end.peer = u32_at(value, 0)?,
+                libc::IFLA_LINK_NETNSID => end.netns = Some(u32_at(value, 0)? as i32),
+                libc::IFLA_STATS64 => {
+                    let bytes = value.get(TX_DROPPED_AT..)?.first_chunk()?;
+                    end.tx_dropped = u64::from_ne_bytes(*bytes);
+                }
                 _ => {}
             }
         }
-        end
+        Some(end)
     }
 }
 
@@ -70,23 +77,23 @@ pub(super) fn make(
     guest: BorrowedFd<'_>,
     spec: &PortSpec,
 ) -> io::Result<()> {
-    let common = [Attribute::Mtu(spec.mtu), Attribute::NumTxQueues(1), Attribute::NumRxQueues(1)];
-    let mut inner = LinkMessage::default();
-    inner.attributes = vec![
-        Attribute::IfName(spec.name.clone()),
-        Attribute::Address(spec.mac.to_vec()),
-        Attribute::NetNsFd(guest.as_raw_fd()),
-    ];
-    inner.attributes.extend_from_slice(&common);
-    let mut root = LinkMessage::default();
-    root.header.index = index;
-    root.attributes = vec![Attribute::IfName(name)];
-    root.attributes.extend(common);
-    root.attributes.push(Attribute::LinkInfo(vec![
-        LinkInfo::Kind(InfoKind::Veth),
-        LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(inner))),
-    ]));
-    netlink.exchange(Message::NewLink(root), NLM_F_CREATE | NLM_F_EXCL).map(drop)
+    let common = |end: &mut Request| {
+        end.number(libc::IFLA_MTU, spec.mtu);
+        end.number(libc::IFLA_NUM_TX_QUEUES, 1).number(libc::IFLA_NUM_RX_QUEUES, 1);
+    };
+    let mut root = Request::new(libc::RTM_NEWLINK, NEW, &link_header(index, 0, 0));
+    common(root.text(libc::IFLA_IFNAME, &name));
+    root.nested(libc::IFLA_LINKINFO, |info| {
+        info.text(libc::IFLA_INFO_KIND, "veth").nested(libc::IFLA_INFO_DATA, |data| {
+            data.nested(VETH_INFO_PEER, |inner| {
+                inner.raw(&link_header(0, 0, 0)).text(libc::IFLA_IFNAME, &spec.name);
+                inner.attribute(libc::IFLA_ADDRESS, &spec.mac);
+                inner.number(libc::IFLA_NET_NS_FD, guest.as_raw_fd() as u32);
+                common(inner);
+            });
+        });
+    });
+    netlink.with(|netlink| netlink.change(&mut root))
 }
 
 /// Returns the interface of this index, here or in the
@@ -96,46 +103,46 @@ pub(super) fn find(
     index: u32,
     netns: Option<i32>,
 ) -> io::Result<Option<VethInterface>> {
-    let mut message = LinkMessage::default();
-    message.header.index = index;
-    message.attributes.extend(netns.map(Attribute::IfNetnsId));
-    match netlink.exchange(Message::GetLink(message), 0) {
-        Ok(answers) => Ok(answers.into_iter().find_map(link).map(VethInterface::of)),
+    let mut request = Request::new(libc::RTM_GETLINK, 0, &link_header(index, 0, 0));
+    if let Some(netns) = netns {
+        request.number(libc::IFLA_TARGET_NETNSID, netns as u32);
+    }
+    match netlink.with(|netlink| netlink.query(&mut request, VethInterface::read)) {
         // The namespace is being removed, or is gone.
         Err(error) if is(&error, &[Errno::ENODEV, Errno::EINVAL, Errno::ESRCH]) => Ok(None),
-        Err(error) => Err(error),
+        result => result,
     }
 }
 
 /// Returns all interfaces here.
-pub(super) fn all(netlink: &NetlinkPool) -> io::Result<impl Iterator<Item = VethInterface>> {
-    let answers = netlink.exchange(Message::GetLink(LinkMessage::default()), NLM_F_DUMP)?;
-    Ok(answers.into_iter().filter_map(link).map(VethInterface::of))
+pub(super) fn all(netlink: &NetlinkPool) -> io::Result<Vec<VethInterface>> {
+    let mut request = Request::new(libc::RTM_GETLINK, 0, &[0; 16]);
+    netlink.with(|netlink| netlink.list(&mut request, VethInterface::read))
 }
 
 /// Changes the interface of this index here. (An interface in another namespace can't be changed: a
 /// namespace number in the request would move the interface there.)
 pub(super) fn change(netlink: &NetlinkPool, index: u32, change: VethChange) -> io::Result<()> {
-    let mut message = LinkMessage::default();
-    message.header.index = index;
+    let (flags, mask) = match change {
+        VethChange::Up(up) => (if up { libc::IFF_UP } else { 0 }, libc::IFF_UP),
+        _ => (0, 0),
+    };
+    let mut request = Request::new(libc::RTM_SETLINK, 0, &link_header(index, flags, mask));
     match change {
-        VethChange::Up(up) => {
-            message.header.change_mask = LinkFlags::Up;
-            message.header.flags = if up { LinkFlags::Up } else { LinkFlags::empty() };
-        }
-        VethChange::Mtu(mtu) => message.attributes.push(Attribute::Mtu(mtu)),
-        VethChange::Alias(alias) => message.attributes.push(Attribute::IfAlias(alias.into())),
-        VethChange::Group(group) => message.attributes.push(Attribute::Group(group)),
-    }
-    netlink.exchange(Message::SetLink(message), 0).map(drop)
+        VethChange::Up(_) => &mut request,
+        VethChange::Mtu(mtu) => request.number(libc::IFLA_MTU, mtu),
+        VethChange::Alias(alias) => request.attribute(libc::IFLA_IFALIAS, alias.as_bytes()),
+        VethChange::Group(group) => request.number(libc::IFLA_GROUP, group),
+    };
+    netlink.with(|netlink| netlink.change(&mut request))
 }
 
 /// Deletes all interfaces here of a group, and with each its other end. One
 /// call for many takes hardly longer than for one.
 pub(super) fn delete_group(netlink: &NetlinkPool, group: u32) -> io::Result<()> {
-    let mut message = LinkMessage::default();
-    message.attributes.push(Attribute::Group(group));
-    match netlink.exchange(Message::DelLink(message), 0) {
+    let mut request = Request::new(libc::RTM_DELLINK, 0, &[0; 16]);
+    request.number(libc::IFLA_GROUP, group);
+    match netlink.with(|netlink| netlink.change(&mut request)) {
         Err(error) if !is(&error, &[Errno::ENODEV]) => Err(error),
         _ => Ok(()),
     }
@@ -143,26 +150,19 @@ pub(super) fn delete_group(netlink: &NetlinkPool, group: u32) -> io::Result<()> 
 
 /// Returns the number by which this namespace knows another, if it has one.
 pub(super) fn number_of(netlink: &NetlinkPool, netns: BorrowedFd<'_>) -> io::Result<Option<i32>> {
-    let mut message = NsidMessage::default();
-    message.attributes.push(NsidAttribute::Fd(netns.as_raw_fd() as u32));
-    let answers = netlink.exchange(Message::GetNsId(message), 0)?;
-    Ok(answers.into_iter().find_map(|answer| {
-        let Message::NewNsId(message) = answer else { return None };
-        message.attributes.into_iter().find_map(|attribute| match attribute {
-            NsidAttribute::Id(id) => u32::try_from(id).is_ok().then_some(id),
-            _ => None,
+    let mut request = Request::new(libc::RTM_GETNSID, 0, &[0]);
+    request.number(NETNSA_FD, netns.as_raw_fd() as u32);
+    let id = netlink.with(|netlink| {
+        netlink.query(&mut request, |answer| {
+            // Behind `struct rtgenmsg`, which is one byte.
+            let mut ids = attributes(answer.payload.get(4..)?);
+            ids.find(|(kind, _)| *kind == NETNSA_NSID).and_then(|(_, id)| u32_at(id, 0))
         })
-    }))
+    })?;
+    Ok(id.map(|id| id as i32).filter(|id| *id >= 0))
 }
 
 /// True if the error is one of these.
 pub(super) fn is(error: &io::Error, those: &[Errno]) -> bool {
-    error.raw_os_error().is_some_and(|code| those.contains(&Errno::from_raw(code)))
-}
-
-fn link(message: Message) -> Option<LinkMessage> {
-    match message {
-        Message::NewLink(link) => Some(link),
-        _ => None,
-    }
+    error_code(error).is_some_and(|code| those.contains(&Errno::from_raw(code)))
 }
