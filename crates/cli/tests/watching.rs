@@ -162,7 +162,7 @@ fn wait_checks_again_after_events() {
     // A vnet being deleted is not gone.
     server.apply(LATE.into());
     let stays = server.engine.host.places.node("late", "h1");
-    server.machine.set(|inside| drop(inside.refuses.insert(stays)));
+    server.machine.set(|inside| assert!(inside.refuses.insert(stays)));
     server.engine.delete_vnet(&AccessScope::Node, "late", &mut |_| ()).unwrap_err();
     let before = looks();
     let mut gone = pdp(&server, &["wait", "late", "--for", "gone"]).spawn().unwrap();

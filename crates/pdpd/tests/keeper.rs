@@ -192,8 +192,10 @@ impl Kept {
 
     /// Waits until no more steps are made.
     fn quiet(&self) {
-        let mut before = (self.reconcile_loop.steps(), Instant::now());
+        let begin = Instant::now();
+        let mut before = (self.reconcile_loop.steps(), begin);
         while before.1.elapsed() < Duration::from_millis(300) {
+            assert!(begin.elapsed() < WAIT_MAX, "steps without end");
             std::thread::sleep(Duration::from_millis(20));
             if self.reconcile_loop.steps() != before.0 {
                 before = (self.reconcile_loop.steps(), Instant::now());
@@ -560,6 +562,28 @@ fn number_is_reused_only_after_complete_removal() {
     assert_eq!((number(&kept, "v4"), number(&kept, "v0")), (first, None));
     let kept = kept.again();
     assert_eq!((number(&kept, "v4"), number(&kept, "v0")), (first, None));
+}
+
+/// An event during a node's last step, and one after that, do not make it known again.
+#[test]
+fn events_during_removal_do_not_revive_a_node() {
+    let mut kept = Kept::with_vnets(2);
+    kept.machine.lose_port("v1", "r1");
+    eventually("it is watched", || kept.machine.lock().lost_ports.is_empty());
+    let last = places().node("v1", "r1");
+    kept.machine.set(|inside| inside.removing = Some(last));
+    let news = kept.delete("v1");
+    eventually("its last step", || kept.machine.lock().hanging > 0);
+    kept.machine.lose_port("v1", "r1");
+    eventually("the event is seen", || kept.machine.lock().lost_ports.is_empty());
+    kept.machine.set(|inside| inside.removing = None);
+    wait(&news);
+    for _ in 0..2 {
+        kept.quiet();
+        assert_eq!(kept.reconcile_loop.unwanted("v1"), []);
+        kept.machine.lose_port("v1", "r1");
+        eventually("the event is seen", || kept.machine.lock().lost_ports.is_empty());
+    }
 }
 
 /// Nodes that can't be removed count for their tenant until they are gone,

@@ -802,7 +802,9 @@ impl ReconcileLoop {
                 return false;
             }
             match table.queue.take() {
-                Some(key) => break key,
+                Some(key) if table.objects.contains_key(&key) => break key,
+                // It is gone. It was queued again during its last step.
+                Some(key) => table.queue.done(&key),
                 None => table = self.work.wait(table).unwrap_or_else(PoisonError::into_inner),
             }
         };
@@ -867,8 +869,9 @@ impl ReconcileLoop {
     /// Enters an ended step: what it wakes, counts and changes, and its object's next check.
     fn end(&self, key: &ObjectKey, step: EndedStep) {
         let EndedStep { result, began, planned, started, renewed, wake, pause } = step;
-        let wanted = self.plan().has(key);
         let mut table = lock(&self.table);
+        // A plan that comes later queues the object after this.
+        let wanted = self.plan().has(key);
         table.queue.done(key);
         let is_wanted_again = table.queue.is_wanted_again(key);
         let now = Instant::now();
@@ -984,7 +987,7 @@ impl ReconcileLoop {
             for ChangedNode { node: (vnet, node), port_gone: lost } in touched {
                 let key = ObjectKey::node(&vnet, &node);
                 self.watch_hub.touch(&key);
-                if lost {
+                if lost && table.objects.contains_key(&key) {
                     table.enqueue(&key);
                 }
             }

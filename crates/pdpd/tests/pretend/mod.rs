@@ -52,6 +52,12 @@ pub struct Inside {
     pub hanging: u32,
     /// Directories that can't be removed.
     pub refuses: BTreeSet<PathBuf>,
+    /// The removal of this directory hangs.
+    pub removing: Option<PathBuf>,
+    /// Polls readable once a kernel port is lost.
+    pub port_events: Option<Arc<OwnedFd>>,
+    /// Vnets and nodes of lost kernel ports that were not reported yet.
+    pub lost_ports: Vec<(String, String)>,
     /// This cgroup is not empty yet.
     pub busy: Option<String>,
     /// Directories of processes that were ended on purpose.
@@ -114,6 +120,14 @@ impl Pretend {
     pub fn kill(&self, dir: &Path) {
         let (_, end) = self.lock().processes.remove(dir).expect("it runs");
         rustix::io::write(end, &1u64.to_ne_bytes()).unwrap();
+    }
+
+    /// Loses a kernel port of a node.
+    pub fn lose_port(&self, vnet: &str, node: &str) {
+        let mut inside = self.lock();
+        inside.lost_ports.push((vnet.into(), node.into()));
+        let events = inside.port_events.get_or_insert_with(|| Arc::new(eventfd()));
+        rustix::io::write(events, &1u64.to_ne_bytes()).unwrap();
     }
 
     pub fn set(&self, change: impl FnOnce(&mut Inside)) {
@@ -276,11 +290,16 @@ impl Machine for Pretend {
     }
 
     fn watch_ports(&self) -> Option<Arc<OwnedFd>> {
-        None
+        self.lock().port_events.clone()
     }
 
     fn touched_ports(&self) -> Vec<ChangedNode> {
-        Vec::new()
+        let mut inside = self.lock();
+        let lost = std::mem::take(&mut inside.lost_ports);
+        if let Some(events) = inside.port_events.as_ref().filter(|_| !lost.is_empty()) {
+            rustix::io::read(events, &mut [0; 8]).unwrap();
+        }
+        lost.into_iter().map(|node| ChangedNode { node, port_gone: true }).collect()
     }
 
     fn remove_ports_but(
@@ -359,7 +378,8 @@ impl Machine for Pretend {
     }
 
     fn remove_directory(&self, path: &Path) -> Result<(), HostError> {
-        match self.lock().refuses.contains(path) {
+        let hangs = |inside: &Inside| inside.removing.as_deref() == Some(path);
+        match self.hang_while(hangs).refuses.contains(path) {
             true => Err(io_error("can't remove", path)),
             false => Ok(()),
         }

@@ -1,4 +1,4 @@
-//! Data planes of routers: one file and one line of [`kinds`] for each kind.
+//! Data planes of routers: each kind has a file, and a line in `kinds!`.
 //!
 //! Everything else that differs between kinds is in their implementation of [`Plane`]. Checks,
 //! allocation, accounting, planning and status see no kind, only this trait (a test refuses a

@@ -1,5 +1,5 @@
-//! A pretend data plane, which takes something of everything. This file and its line in
-//! [`super::kinds`] are all that it needs, so another kind needs no more.
+//! A pretend data plane, which takes something of everything. This file and its lines in the
+//! module above (`mod`, `use`, and `kinds!`) are all that it needs, so another kind needs no more.
 
 use std::fs;
 use std::path::{Path, PathBuf};
