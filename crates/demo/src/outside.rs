@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use ipnet::IpNet;
-use pdp_testbed::{TestMachine, ip_batch, remove_machines, try_sh};
+use pdp_testbed::{TestMachine, ip_batch, remove_machines, retry, try_sh};
 
 use crate::paths;
-use crate::run::wait;
 use crate::table::AnnouncementTable;
+
+/// Pause between two checks of an awaited condition.
+pub const POLL_PAUSE: Duration = Duration::from_millis(200);
 
 /// External machine at each port of each vnet's `r1`.
 pub const OUTSIDE: [(&str, &[(&str, &str)]); 3] = [
@@ -190,7 +192,7 @@ impl ExternalMachine {
                 let tap = "TUN,tun-type=tap,tun-name=eth0,iff-no-pi";
                 let log = self.directory().join("socat.log");
                 machine.background(&["socat", &udp, tap], &log)?;
-                wait("socat's TAP", Duration::from_secs(10), || {
+                retry(Duration::from_secs(10), POLL_PAUSE, "socat's TAP", || {
                     script(&machine, "ip link show eth0")
                 })?;
                 UDP_MTU
@@ -251,7 +253,7 @@ impl ExternalMachine {
             let words = [&program, "-f", &config, "-i", &pid, "-z", &socket, "--vty_socket", &vty];
             self.machine().background(&words, &directory.join(format!("{daemon}.log")))?;
             if *daemon == "zebra" {
-                wait("zebra's socket", Duration::from_secs(20), || {
+                retry(Duration::from_secs(20), POLL_PAUSE, "zebra's socket", || {
                     fs::metadata(&socket).map(drop).map_err(Into::into)
                 })?;
             }

@@ -17,7 +17,7 @@ use pdp_testbed::{TcpResult, retry};
 use crate::counters::{CounterSample, PortSums};
 use crate::figure::Figure1;
 use crate::node::DemoNode;
-use crate::outside::{self, ExternalMachine};
+use crate::outside::{self, ExternalMachine, POLL_PAUSE};
 use crate::paths;
 use crate::table::{AnnouncementTable, PEERS, Peers, SplitMix64};
 use crate::traffic::{self, Judgement, RunningTraffic};
@@ -26,8 +26,6 @@ use crate::traffic::{self, Judgement, RunningTraffic};
 const ADJACENCY_MAX: Duration = Duration::from_secs(90);
 /// Longest wait for the whole Internet table.
 const TABLE_MAX: Duration = Duration::from_secs(600);
-/// Pause between two checks of an awaited condition.
-const POLL_PAUSE: Duration = Duration::from_millis(200);
 /// Destinations drawn from the real table, and datagrams to each.
 const TARGETS: usize = 10_000;
 const ROUNDS: u64 = 5;
@@ -139,12 +137,6 @@ pub fn remove(node: &DemoNode) -> Result<()> {
     stopped
 }
 
-/// Repeats `done` until it succeeds, for at most
-/// `limit`. Then its last error tells what is missing.
-pub fn wait(what: &str, limit: Duration, done: impl FnMut() -> Result<()>) -> Result<()> {
-    retry(limit, POLL_PAUSE, what, done)
-}
-
 /// Runs a step with a progress sign on the terminal, and prints its duration.
 pub fn step<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let bar = ProgressBar::new_spinner().with_message(what.to_owned());
@@ -196,7 +188,7 @@ impl Demo {
     }
 
     fn guests_connected(&self) -> Result<()> {
-        wait("forwarding guests", ADJACENCY_MAX, || {
+        retry(ADJACENCY_MAX, POLL_PAUSE, "forwarding guests", || {
             let stats = self.node.stats()?;
             for &vnet in self.figure.vnets() {
                 let guests = self.figure.guests(vnet);
@@ -214,7 +206,7 @@ impl Demo {
     fn wait_adjacency(&self, vnet: &str) -> Result<()> {
         let machine = ExternalMachine::named(&format!("{vnet}-x"))?.machine();
         let ping = ["ping", "-c1", "-W1", "-I", "10.0.10.1", "10.0.20.1"];
-        wait(vnet, ADJACENCY_MAX, || Ok(machine.finish(&ping).map(drop)?))
+        retry(ADJACENCY_MAX, POLL_PAUSE, vnet, || Ok(machine.finish(&ping).map(drop)?))
     }
 
     fn wait_table(&mut self, begin: Instant) -> Result<()> {
@@ -226,7 +218,7 @@ impl Demo {
             bar.set_style(style);
         }
         let (want_v4, want_v6) = (self.table.count(true) as u64, self.table.count(false) as u64);
-        let waited = wait("the whole table", TABLE_MAX, || {
+        let waited = retry(TABLE_MAX, POLL_PAUSE, "the whole table", || {
             let routes = self.node.stats_of("green", "r1")?.routes.context("no route mirror")?;
             bar.set_position((routes.routes_v4 + routes.routes_v6).min(total));
             ensure!(routes.routes_refused == 0, "{} routes refused", routes.routes_refused);
@@ -252,7 +244,7 @@ impl Demo {
             let wrong = step(&title, || {
                 // Next hops may still change while the last peer's updates come in.
                 let mut wrong = Vec::new();
-                wait(&title, Duration::from_secs(60), || {
+                retry(Duration::from_secs(60), POLL_PAUSE, &title, || {
                     wrong = self.table_faults(guest, self.table.prefixes.len(), |prefix| {
                         self.table.announced(prefix)
                     })?;
@@ -390,7 +382,7 @@ impl Demo {
         targets.push(target);
         // Metric 0 wins over BIRD's.
         self.node.exec("green/r1", &route("replace"))?;
-        let found = wait("the wrong route", Duration::from_secs(30), || {
+        let found = retry(Duration::from_secs(30), POLL_PAUSE, "the wrong route", || {
             let (_, judgement) = self.shower(&targets, 10)?;
             ensure!(!judgement.wrong.is_empty(), "nothing was found");
             let of_it = |wrong: &traffic::Misdelivery| wrong.prefix == Some(prefix);
@@ -402,7 +394,7 @@ impl Demo {
             println!("       {prefix}, announced by g{} alone, left by {device}: found", peer + 1);
         }
         self.expect(found.is_ok(), || format!("a planted wrong route for {prefix}: {found:?}"));
-        let clean = wait("the right route", Duration::from_secs(30), || {
+        let clean = retry(Duration::from_secs(30), POLL_PAUSE, "the right route", || {
             let (_, judgement) = self.shower(&targets, 10)?;
             ensure!(judgement.wrong.is_empty(), "still wrong: {:?}", judgement.wrong.first());
             Ok(())
@@ -572,7 +564,7 @@ pub fn iperf(
     let log = paths::outside().join(to.name).join("iperf3.log");
     let server = ["iperf3", "-s", "-1", "-B", address, "--forceflush"];
     let mut server = to.machine().background(&server, &log)?;
-    let listening = wait("iperf3", Duration::from_secs(10), || {
+    let listening = retry(Duration::from_secs(10), POLL_PAUSE, "iperf3", || {
         let mut output = String::new();
         fs::File::open(&log)?.read_to_string(&mut output)?;
         ensure!(output.contains("listening"), "it does not listen: {output}");

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail, ensure};
 use ipnet::IpNet;
 use pdp_api::{Phase, Stats};
-use pdp_testbed::{end_on_signals, interrupted};
+use pdp_testbed::{end_on_signals, interrupted, retry};
 
 use self::churn::PrefixChurn;
 use self::faults::{Bag, GREEN_GUESTS, SoakFault};
@@ -33,7 +33,7 @@ use self::report::{FaultCost, SoakCheck, Story};
 use crate::counters::{CounterSample, PortSums};
 use crate::figure::{Figure1, VNETS};
 use crate::node::DemoNode;
-use crate::outside::ExternalMachine;
+use crate::outside::{ExternalMachine, POLL_PAUSE};
 use crate::paths;
 use crate::run::{self, Demo, step};
 use crate::table::{AnnouncementTable, PEERS, Peers, SplitMix64};
@@ -378,7 +378,7 @@ impl Soak<'_> {
     }
 
     fn wait_back(&self) -> Result<()> {
-        run::wait("recovery", BACK_MAX, || self.is_back())
+        retry(BACK_MAX, POLL_PAUSE, "recovery", || self.is_back())
     }
 
     /// Succeeds if everything has recovered.
@@ -434,7 +434,7 @@ impl Soak<'_> {
     /// Checks that must hold after every cycle.
     fn agree(&mut self, number: u64) -> Result<()> {
         let node = &self.demo.node;
-        let adds_up = run::wait("counters", AGREE_MAX, || {
+        let adds_up = retry(AGREE_MAX, POLL_PAUSE, "counters", || {
             for (vnet, stats) in node.stats()?.vnets {
                 for (name, stats) in stats.nodes {
                     let missing = PortSums::of(&stats).missing();
@@ -443,8 +443,9 @@ impl Soak<'_> {
             }
             Ok(())
         });
-        let tables =
-            run::wait("tables", AGREE_MAX, || node.pdp(&["routes", "red/r1", "--diff"]).map(drop));
+        let tables = retry(AGREE_MAX, POLL_PAUSE, "tables", || {
+            node.pdp(&["routes", "red/r1", "--diff"]).map(drop)
+        });
         if let Err(error) = adds_up {
             self.story.wrong(SoakCheck::Counters, format!("cycle {number}: {error:#}"));
         }
@@ -476,7 +477,7 @@ impl Soak<'_> {
             let table = &self.demo.table;
             let title = format!("comparing green's guest {guest} with the announcements, {when}");
             let equal = step(&title, || {
-                run::wait("the announced table", BACK_MAX, || {
+                retry(BACK_MAX, POLL_PAUSE, "the announced table", || {
                     let faults = self.demo.table_faults(guest, churn.total(table), |prefix| {
                         churn.announced(table, prefix)
                     })?;

@@ -569,7 +569,9 @@ fn number_is_reused_only_after_complete_removal() {
 fn events_during_removal_do_not_revive_a_node() {
     let mut kept = Kept::with_vnets(2);
     kept.machine.lose_port("v1", "r1");
-    eventually("it is watched", || kept.machine.lock().lost_ports.is_empty());
+    // The loop looks for ports to watch after a step.
+    wait(&kept.apply(vnet("v0", 2)));
+    eventually("they are watched", || kept.machine.lock().lost_ports.is_empty());
     let last = places().node("v1", "r1");
     kept.machine.set(|inside| inside.removing = Some(last));
     let news = kept.delete("v1");

@@ -4,15 +4,15 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use pdp_testbed::MonitoredProcess;
 use pdp_testbed::specs::two_hosts;
+use pdp_testbed::{MonitoredProcess, retry};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::leaks;
 use crate::figure::VNETS;
 use crate::node::DemoNode;
+use crate::outside::POLL_PAUSE;
 use crate::paths;
-use crate::run::wait;
 use crate::table::SplitMix64;
 
 /// Duration of a stopped guest, an interface or a link down, a missing daemon, or a capture.
@@ -220,7 +220,7 @@ impl SoakFault {
             SoakFaultKind::Vnet => {
                 node.apply(&lab(0.1))?;
                 let ping = ["ping", "-c1", "-W1", "10.2.0.2"];
-                wait("lab", CHANGE_MAX, || node.exec("lab/h1", &ping).map(drop))?;
+                retry(CHANGE_MAX, POLL_PAUSE, "lab", || node.exec("lab/h1", &ping).map(drop))?;
                 node.pdp(&["delete", "lab"])?;
                 Ok("lab".into())
             }
@@ -251,7 +251,7 @@ impl SoakFault {
             _ => {
                 let victim = self.victim()?;
                 signal(&victim, Signal::KILL)?;
-                wait(&victim.line, CHANGE_MAX, || {
+                retry(CHANGE_MAX, POLL_PAUSE, &victim.line, || {
                     let alive = leaks::processes().iter().any(|one| one.pid == victim.pid);
                     ensure!(!alive, "process {} does not end", victim.pid);
                     Ok(())
@@ -299,7 +299,7 @@ fn signal(process: &MonitoredProcess, signal: Signal) -> Result<()> {
 
 fn scale(node: &DemoNode, guests: usize, power: &str) -> Result<()> {
     node.pdp(&["scale", "green/r1", &guests.to_string(), "--power", power])?;
-    wait("green's forwarding guests", CHANGE_MAX, || {
+    retry(CHANGE_MAX, POLL_PAUSE, "green's forwarding guests", || {
         let router = node.stats_of("green", "r1")?;
         let connected = router.guests.values().filter(|guest| guest.connected).count();
         ensure!(connected == guests, "{connected} of {guests} are connected");

@@ -1,7 +1,5 @@
 //! Parses requests and formats failures: every refusal is a [`Problem`].
 
-use std::sync::Arc;
-
 use axum::Json;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::response::{IntoResponse, Response};
@@ -10,10 +8,14 @@ use hyper::http::request::Parts;
 use pdp_api::{BODY_BYTES_MAX, Problem, ProblemKind};
 use serde::de::DeserializeOwned;
 
-use super::limits::RequestPermit;
-use super::{AuthorizedRequest, CALL_TIME_MAX};
-use crate::access::AccessScope;
-use crate::engine::DaemonCore;
+/// Content type of a single value.
+pub const JSON: &str = "application/json";
+
+/// Content type of JSON lines.
+pub const NDJSON: &str = "application/x-ndjson";
+
+/// Content type of captures.
+pub const PCAP: &str = "application/vnd.tcpdump.pcap";
 
 /// Response with a [`Problem`].
 pub struct ProblemResponse(Box<Problem>);
@@ -96,59 +98,6 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for PathPar
             Problem::new(ProblemKind::Invalid, format!("path: {}", error.body_text()))
         })?;
         Ok(Self(value))
-    }
-}
-
-/// Access of one request to the node, with the request's permit.
-#[derive(Clone)]
-pub struct NodeAccess {
-    daemon: Arc<DaemonCore>,
-    scope: AccessScope,
-    _permit: Arc<RequestPermit>,
-}
-
-impl NodeAccess {
-    /// Calls the node. All endpoints get their answers here, so that no problem tells a client
-    /// more than its scope allows.
-    pub fn call<T>(
-        &self,
-        ask: impl FnOnce(&DaemonCore, &AccessScope) -> Result<T, Problem>,
-    ) -> Result<T, Problem> {
-        ask(&self.daemon, &self.scope).map_err(|problem| self.redact(problem))
-    }
-
-    /// Returns a problem as the client may see it.
-    pub fn redact(&self, problem: Problem) -> Problem {
-        self.daemon.redact_for(&self.scope, problem)
-    }
-}
-
-impl AuthorizedRequest {
-    /// Returns the request's access to the node.
-    pub fn node(&self) -> NodeAccess {
-        NodeAccess {
-            daemon: self.api.daemon.clone(),
-            scope: self.caller.scope.clone(),
-            _permit: self.permit.clone(),
-        }
-    }
-
-    /// Makes a read-only call on a blocking thread.
-    pub async fn call<T: Send + 'static>(
-        &self,
-        ask: impl FnOnce(&DaemonCore, &AccessScope) -> Result<T, Problem> + Send + 'static,
-    ) -> Result<T, ProblemResponse> {
-        let node = self.node();
-        let task = tokio::task::spawn_blocking(move || node.call(ask));
-        match tokio::time::timeout(CALL_TIME_MAX, task).await {
-            Ok(answer) => Ok(answer.map_err(panicked)??),
-            Err(_) => {
-                let limit = CALL_TIME_MAX.as_secs();
-                Err(Problem::new(ProblemKind::TimedOut, format!("no answer within {limit} s"))
-                    .hint("see `pdp logs`")
-                    .into())
-            }
-        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! without permission or permit thus costs no more than reading its request head.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::Json;
 use axum::body::Body;
@@ -14,21 +14,16 @@ use hyper::header::{ACCEPT, AUTHORIZATION, HeaderMap, HeaderValue, WWW_AUTHENTIC
 use hyper::http::request::Parts;
 use hyper::{Method, StatusCode, Uri};
 use pdp_api::{AuditEntry, Problem, ProblemKind};
-use pdp_spec::Quota;
 use pdp_spec::limits::TENANT_AUDIT_DEFAULT;
 
-use super::answer::{AuditError, ProblemResponse, panicked};
-use super::description::JSON;
-use super::endpoints::{RequestRules, ResponseMode};
-use super::limits::RequestPermit;
-use super::stream::NDJSON;
+use super::answer::{AuditError, JSON, NDJSON, ProblemResponse};
+use super::endpoints::RequestRules;
+use super::limits::ResponseMode;
+use super::request::{AuthorizedRequest, identify};
 use super::{Api, SMALL_BODY_BYTES_MAX};
 use crate::access::audit::{self, PendingAudit};
-use crate::access::{Caller, PeerIdentity, Permission, UNKNOWN_TOKEN};
+use crate::access::{PeerIdentity, Permission};
 use crate::util::now_ms;
-
-/// Interval at which the client of a session is authenticated again.
-const KNOWN_FOR: Duration = Duration::from_secs(1);
 
 /// Rules for requests to a path that does not exist. An authenticated client is told so.
 const NO_ENDPOINT: RequestRules = RequestRules {
@@ -36,61 +31,6 @@ const NO_ENDPOINT: RequestRules = RequestRules {
     mode: ResponseMode::Whole,
     body_bytes_max: SMALL_BODY_BYTES_MAX,
 };
-
-/// Identity that a request presents: its origin, and a token.
-type Credentials = (PeerIdentity, Option<String>);
-
-/// An authorized request, as handlers get it.
-#[derive(Clone)]
-pub struct AuthorizedRequest {
-    pub api: Api,
-    pub caller: Arc<Caller>,
-    /// Permit, held as long as anything works for the request.
-    pub permit: Arc<RequestPermit>,
-    /// Identity that the request presented.
-    credentials: Arc<Credentials>,
-    /// True if the client accepts JSON and no JSON lines. A change then
-    /// answers with its report or problem alone.
-    pub one_value: bool,
-    /// The request's audit log entry, if it may change something.
-    pub audit_entry: Option<Arc<PendingAudit>>,
-}
-
-impl AuthorizedRequest {
-    /// Completes when a session must end, and returns why: the daemon
-    /// stops, or the client's identity changed. The latter happens when
-    /// its token is revoked or expires, or when a tenant's spec changes.
-    pub async fn over(&self) -> String {
-        tokio::select! {
-            () = self.api.stop() => "the daemon stopped".into(),
-            why = self.unknown() => why,
-        }
-    }
-
-    async fn unknown(&self) -> String {
-        loop {
-            tokio::time::sleep(KNOWN_FOR).await;
-            match identify(&self.api, self.credentials.clone()).await {
-                Ok(Ok((caller, _))) if caller == *self.caller => {}
-                // The state can't be read; the client was not refused.
-                Ok(Err((_, problem))) if problem.kind == ProblemKind::Internal => {}
-                // The token was valid before and is now unknown.
-                Ok(Err((who, _))) if who == UNKNOWN_TOKEN => return "the token was revoked".into(),
-                Ok(Err((_, problem))) => return problem.error,
-                Ok(Ok(_)) | Err(_) => return "the client lost its rights".into(),
-            }
-        }
-    }
-}
-
-impl FromRequestParts<Api> for AuthorizedRequest {
-    type Rejection = ProblemResponse;
-
-    async fn from_request_parts(parts: &mut Parts, _: &Api) -> Result<Self, ProblemResponse> {
-        let authorized = parts.extensions.get::<Self>().cloned();
-        authorized.ok_or_else(|| Problem::internal("the request was not authorized").into())
-    }
-}
 
 /// Authorizes a request, passes it to its handler, and logs it.
 pub async fn authorize(State(api): State<Api>, request: Request, next: Next) -> Response {
@@ -199,23 +139,6 @@ impl RequestCheck<'_> {
         let row = AuditEntry { status: Some(status), error, duration_us, ..self.row.clone() };
         self.api.audit.note(AuditEntry { changes: false, ..row }, self.kept).await;
     }
-}
-
-/// Identifies the client and returns its tenant's quota. Otherwise
-/// returns its apparent identity, and why it is unknown.
-async fn identify(
-    api: &Api,
-    shown: Arc<Credentials>,
-) -> Result<Result<(Caller, Quota), (String, Problem)>, Problem> {
-    let (guard, daemon) = (api.guard.clone(), api.daemon.clone());
-    let identify = move || {
-        let tenants = daemon.tenants();
-        let caller = guard.identify(shown.0, shown.1.as_deref(), &tenants)?;
-        let tenant = caller.scope.tenant().and_then(|tenant| tenants.get(tenant));
-        let quota = tenant.map(|tenant| tenant.spec.quota).unwrap_or_default();
-        Ok((caller, quota))
-    };
-    tokio::task::spawn_blocking(identify).await.map_err(panicked)
 }
 
 /// Returns the token of a request; empty if the request has credentials of another kind.

@@ -13,13 +13,7 @@ use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{OpenApi as Document, Ref, RefOr, SecurityRequirement};
 use utoipa::{Modify, OpenApi};
 
-use super::stream::NDJSON;
-
-/// Content type of captures.
-pub const PCAP: &str = "application/vnd.tcpdump.pcap";
-
-/// Content type of a single value.
-pub const JSON: &str = "application/json";
+use super::answer::{JSON, NDJSON, PCAP};
 
 /// Names of the token's security scheme and of the problem response.
 const TOKEN: &str = "token";

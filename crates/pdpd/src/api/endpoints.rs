@@ -8,20 +8,12 @@ use utoipa::openapi::path::PathItem;
 use utoipa_axum::router::UtoipaMethodRouter;
 use utoipa_axum::routes;
 
+use super::limits::ResponseMode;
 use super::{
     Api, SMALL_BODY_BYTES_MAX, change, description, exec, fastpath, identity, images, read, stream,
     watch,
 };
 use crate::access::Permission;
-
-/// Duration of the answer to a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ResponseMode {
-    /// Once: at once, or after a change.
-    Whole,
-    /// A session, which lasts as long as there is something to send.
-    Session,
-}
 
 /// Rules for the requests of one endpoint.
 #[derive(Clone, Copy, Debug)]

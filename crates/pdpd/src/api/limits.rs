@@ -15,7 +15,6 @@ use pdp_spec::Quota;
 use pdp_spec::limits::TENANT_SESSIONS_DEFAULT;
 use pdp_spec::shared::BODIES;
 
-use super::endpoints::ResponseMode;
 use super::{
     BODY_TIME_MAX, CALLS_MAX, STREAMS_MAX, TENANT_CALLS_MAX, TENANTS_CALLS_MAX, TENANTS_STREAMS_MAX,
 };
@@ -33,6 +32,15 @@ pub const TENANTS_BODIES_BYTES_MAX: usize = BODIES.tenants() as usize;
 
 /// Smallest buffer for a body without a declared length, bytes.
 const GROW_BYTES: usize = 64 << 10;
+
+/// Duration of the answer to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResponseMode {
+    /// Once: at once, or after a change.
+    Whole,
+    /// A session, which lasts as long as there is something to send.
+    Session,
+}
 
 /// Number of items in use.
 #[derive(Debug, Default)]

@@ -31,6 +31,7 @@ mod images;
 mod limits;
 mod process;
 mod read;
+mod request;
 mod stream;
 pub mod tls;
 mod watch;
@@ -57,10 +58,10 @@ pub use connection::{ConnectionTask, HttpServer};
 pub use limits::{BODIES_BYTES_MAX, TENANT_BODIES_BYTES_MAX, TENANTS_BODIES_BYTES_MAX};
 pub use watch::HEARD_BYTES_MAX;
 
-use auth::AuthorizedRequest;
 use endpoints::{RuleTable, endpoints};
 use limits::RequestQuotas;
 use pdp_spec::shared::{CALLS, CONNECTIONS, SESSIONS};
+use request::AuthorizedRequest;
 use tls::Tls;
 
 use crate::access::Authenticator;

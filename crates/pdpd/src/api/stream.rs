@@ -22,8 +22,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use super::AuthorizedRequest;
-use super::answer::{Params, PathParams, ProblemResponse, panicked};
-use super::description::PCAP;
+use super::answer::{NDJSON, PCAP, Params, PathParams, ProblemResponse, panicked};
 use crate::status::frames::Captured;
 use crate::status::{frames, tables};
 
@@ -41,9 +40,6 @@ const LOG_BYTES_MAX: u64 = 16 << 20;
 
 /// Pause between two reads of a followed log.
 const FOLLOW_PAUSE: Duration = Duration::from_millis(200);
-
-/// Content type of JSON lines.
-pub const NDJSON: &str = "application/x-ndjson";
 
 /// Formats a value as one JSON line.
 pub fn lines(value: &impl serde::Serialize) -> Bytes {

@@ -47,16 +47,19 @@ const KNOWN: &[(&str, &[&str], &str)] = &[
     ),
     (
         "pdpd",
-        &["http::answer", "http::auth", "http::description", "http::stream"],
-        "answers, their errors, and rights share types",
-    ),
-    (
-        "pdpd",
         &["plan::kernel_links", "plan::kernel_tunnels"],
         "tunnels of kernel links are planned as links",
     ),
     ("pdpd", &["plan::management_paths", "plan::node"], "a node's plan has its management's"),
     ("pdpd", &["reconcile::scale", "reconcile::vnet"], "scaling is a step of a vnet"),
+    (
+        "spec",
+        &[
+            "check", "expand", "object", "parse", "plane", "process", "remains", "schema", "shape",
+            "usage",
+        ],
+        "a kind of data plane has its keys, which are objects, and their checks in one module",
+    ),
     ("underlay", &[ROOT, "kernel"], "the kernel is asked for tunnels, which are at the root"),
     (
         "container",
