@@ -13,9 +13,23 @@ use pdp_spec::{
     Link, LinkEgress, Plane, QUEUE_FRAMES_DEFAULT, QUEUE_FRAMES_DEFAULT_BEFORE, VirtualNetworkSpec,
     tenant_of,
 };
+use pdp_wire::tunnel::Encapsulation;
 
-use super::kernel_tunnels::KernelTunnel;
 use crate::plan::allocations::VnetAllocation;
+
+/// External end of a port's link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelTunnel {
+    /// The external interface.
+    pub interface: String,
+    /// The network device behind it.
+    pub device: String,
+    /// Encapsulation that identifies the link's frames there.
+    pub by: Encapsulation,
+    /// Ingress limit that this and all other tunnels of the vnet have
+    /// in common: its number, and the rate.
+    pub limit: Option<(u32, PortRate)>,
+}
 
 /// A port whose frames stay in the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,22 +13,8 @@ use pdp_spec::{DeviceAttach, ExternalForm, Link, SubstrateSpec, VirtualNetworkSp
 use pdp_wire::tunnel::Encapsulation;
 
 use super::convert;
-use super::kernel_links::{self, KernelLinkTarget};
+use super::kernel_links::{self, KernelLinkTarget, KernelTunnel};
 use crate::plan::allocations::VnetAllocation;
-
-/// External end of a port's link.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KernelTunnel {
-    /// The external interface.
-    pub interface: String,
-    /// The network device behind it.
-    pub device: String,
-    /// Encapsulation that identifies the link's frames there.
-    pub by: Encapsulation,
-    /// Ingress limit that this and all other tunnels of the vnet have
-    /// in common: its number, and the rate.
-    pub limit: Option<(u32, PortRate)>,
-}
 
 /// A link that may stay in the kernel.
 struct TunnelCandidate<'a> {

@@ -5,9 +5,8 @@
 //! Properties that can change while an object runs (limits) are not part of the hash.
 //!
 //! [`node`] plans one node. [`kernel_links`] and [`kernel_tunnels`] select the links that stay in
-//! the kernel. [`hosts`] makes the nodes' names for each other. [`management_paths`] plans a node's
-//! management access besides its networks. [`convert`] translates a spec's terms into those of the
-//! mux and the guests.
+//! the kernel. [`hosts`] makes the nodes' names for each other. [`convert`] translates a spec's
+//! terms into those of the mux and the guests.
 //!
 //! Source: docs/ARCHITECTURE.md, "Places".
 
@@ -18,7 +17,6 @@ mod hosts;
 mod kernel_links;
 mod kernel_tunnels;
 pub mod key;
-mod management_paths;
 mod network;
 mod node;
 #[cfg(test)]
@@ -50,10 +48,11 @@ use crate::util::shared::{self, SharedMap, differing};
 pub use commands::CommandPlan;
 use convert::rate;
 pub use kernel_links::{
-    KernelLinkPort, KernelLinkPortState, KernelLinkTarget, LinkPath, kernel_link_ports,
+    KernelLinkPort, KernelLinkPortState, KernelLinkTarget, KernelTunnel, LinkPath,
+    kernel_link_ports,
 };
 use kernel_tunnels::KernelTunnelLink;
-pub use kernel_tunnels::{KernelTunnel, kernel_tunnel_ports};
+pub use kernel_tunnels::kernel_tunnel_ports;
 pub use network::SysctlPlan;
 use node::NodePlanner;
 

@@ -1,6 +1,8 @@
 //! Plans one node: its control side, its forwarding guests, and its
 //! part of the mux's configuration.
 
+mod management_paths;
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};

@@ -24,7 +24,6 @@ mod node;
 mod node_step;
 pub mod queue;
 pub mod run_loop;
-mod scale;
 mod vnet;
 
 use std::collections::{BTreeMap, BTreeSet};

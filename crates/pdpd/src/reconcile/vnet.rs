@@ -3,6 +3,8 @@
 //! Its nodes and guests wait until the vnet is as planned. So a leaving guest has returned its
 //! frames before its container ends, and a guest that is removed with its vnet gets no more frames.
 
+mod scale;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;

@@ -46,13 +46,6 @@ const KNOWN: &[(&str, &[&str], &str)] = &[
         "the maps of the XDP bypass are among those of ports",
     ),
     (
-        "pdpd",
-        &["plan::kernel_links", "plan::kernel_tunnels"],
-        "tunnels of kernel links are planned as links",
-    ),
-    ("pdpd", &["plan::management_paths", "plan::node"], "a node's plan has its management's"),
-    ("pdpd", &["reconcile::scale", "reconcile::vnet"], "scaling is a step of a vnet"),
-    (
         "spec",
         &[
             "check", "expand", "object", "parse", "plane", "process", "remains", "schema", "shape",

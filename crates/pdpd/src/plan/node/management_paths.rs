@@ -7,8 +7,8 @@ use pdp_container::{FileOwner, GuestFile, HelperSpec, LOG_BYTES_MAX};
 use pdp_proto::management::{GATEWAY, ManagementConfig};
 use pdp_spec::Management;
 
-use super::ManagementPlan;
-use super::node::NodePlanner;
+use super::NodePlanner;
+use crate::plan::ManagementPlan;
 use crate::plan::key::ProcessRole;
 
 /// File with the name servers.

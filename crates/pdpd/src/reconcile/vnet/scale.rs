@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 use pdp_model::Stats;
 use pdp_proto::mux;
 
-use super::Reconciler;
-use super::vnet::VnetRuntime;
+use super::VnetRuntime;
 use crate::host::HostError;
 use crate::host::control::ControlError;
 use crate::plan::VnetPlan;
+use crate::reconcile::Reconciler;
 use crate::util::lock;
 
 /// Longest wait for the frames of a leaving guest. They are lost after that, and counted.
@@ -31,7 +31,12 @@ const GRACE: Duration = Duration::from_millis(200);
 
 impl Reconciler {
     /// Records guests of a node that are to be started while others run.
-    pub(super) fn defer_arrivals(&self, wanted: &VnetPlan, node: &str, runtime: &mut VnetRuntime) {
+    pub(in crate::reconcile) fn defer_arrivals(
+        &self,
+        wanted: &VnetPlan,
+        node: &str,
+        runtime: &mut VnetRuntime,
+    ) {
         let Some(plan) = wanted.nodes.get(node) else { return };
         let key = |number: &u32| (node.to_owned(), *number);
         let runs = |directory: &Path| self.machine.running(directory).is_some();
@@ -51,7 +56,7 @@ impl Reconciler {
     }
 
     /// Prepares the start of a guest that ended: the mux sends it no frames until it is admitted.
-    pub(super) fn begin_arrival(&self, vnet: &str, wanted: &VnetPlan, node: &str) {
+    pub(in crate::reconcile) fn begin_arrival(&self, vnet: &str, wanted: &VnetPlan, node: &str) {
         let runtime = self.vnet_runtime(vnet);
         let mut runtime = lock(&runtime);
         self.defer_arrivals(wanted, node, &mut runtime);
@@ -62,7 +67,7 @@ impl Reconciler {
     }
 
     /// Returns true if a running guest gets frames. Admits it if it has its routes.
-    pub(super) fn has_arrived(
+    pub(in crate::reconcile) fn has_arrived(
         &self,
         vnet: &str,
         wanted: &VnetPlan,
@@ -105,7 +110,7 @@ impl Reconciler {
     /// Sends a vnet to the mux as planned. Guests that the mux has and
     /// the plan lacks first get no more frames, until they have returned
     /// those that they hold. Returns true if the mux has the whole plan.
-    pub(super) fn let_out(
+    pub(in crate::reconcile) fn let_out(
         &self,
         name: &str,
         wanted: &VnetPlan,
