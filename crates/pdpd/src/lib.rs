@@ -8,14 +8,14 @@
 //! | [`status`] | the current state and its counters, for the API and for watchers |
 //! | [`engine`] | changes the desired state, one change at a time; answers queries |
 //! | [`reconcile`] | decides which object is worked on when, and moves it towards the plan |
-//! | [`machine`] | actions on the machine, as the reconciler needs them |
+//! | [`machine`] | the actions that the reconciler takes, so that tests can replace them |
 //! | [`images`] | images from registries and archives |
 //! | [`events`] | events, states and samples that watchers read |
-//! | [`kernel`] | ports and tunnels of the kernel's data plane; limits of captures |
-//! | [`host`] | files, sockets, cgroup bounds and settings of the machine; calls to other processes |
-//! | [`access`] | permissions, and the audit log |
-//! | [`intent`] | the desired state: specs, allocations, the plan, and the state file |
-//! | [`plan`] | turns specs into objects that shall run (pure) |
+//! | [`kernel`] | ports and tunnels of kernel links; limits of captures |
+//! | [`host`] | single steps on the machine; calls to the mux and the helpers |
+//! | [`access`] | rights, and the audit log |
+//! | [`intent`] | the desired state: specs, allocations, their plan; the state file |
+//! | [`plan`] | turns specs into objects that shall run, without side effects |
 //! | [`util`] | small helpers of all other folders |
 
 #![forbid(unsafe_code)]

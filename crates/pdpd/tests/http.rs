@@ -59,7 +59,10 @@ fn the_published_description_is_current() {
         fs::write(path, openapi()).unwrap();
     }
     let published = fs::read_to_string(path).unwrap();
-    assert!(published == openapi(), "PDP_PUBLISH=1 cargo test -p pdpd --test http publishes it");
+    assert!(
+        published == openapi(),
+        "PDP_PUBLISH=1 cargo test --workspace --test http publishes it"
+    );
 }
 
 #[test]
