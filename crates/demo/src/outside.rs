@@ -154,7 +154,7 @@ impl ExternalMachine {
         found.with_context(|| format!("there is no external machine {name}"))
     }
 
-    /// Its network namespace.
+    /// Returns its network namespace.
     pub fn machine(&self) -> TestMachine {
         paths::machine(self.name)
     }

@@ -185,7 +185,7 @@ impl PdpNode {
         mounts
     }
 
-    /// Its cgroup in every hierarchy that has it.
+    /// Returns the paths of its cgroup, one for each hierarchy that has it.
     pub fn cgroups(&self) -> Vec<PathBuf> {
         let root = Path::new("/sys/fs/cgroup");
         let hierarchies = fs::read_dir(root).into_iter().flatten().flatten().map(|e| e.path());

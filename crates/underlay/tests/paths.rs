@@ -299,7 +299,7 @@ fn link_local_addresses_are_separate_per_link() {
     assert_ne!(hops[0].find(), hops[1].find());
 }
 
-/// A listener for a path is told of each of its changes, and of nothing else.
+/// A path reports each of its changes to its listener, and no change of another path.
 #[test]
 fn path_listener_gets_each_change() {
     let place = Place::enter("told");
@@ -314,7 +314,7 @@ fn path_listener_gets_each_change() {
             seen = underlay.wait(seen, Duration::from_secs(10));
             assert!(start.elapsed() < Duration::from_secs(5), "{what}");
         }
-        // A path shows its change shortly before listeners are told.
+        // A path shows its change shortly before it reports the change.
         loop {
             let told = underlay.wait(seen, Duration::from_millis(100));
             if std::mem::replace(&mut seen, told) == told {

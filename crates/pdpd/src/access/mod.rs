@@ -1,5 +1,5 @@
-//! Authentication and authorization: who the client is, and what it may do. The
-//! API's table of endpoints says which permission each request requires.
+//! Authenticates clients, and limits them to the permissions of their roles. The
+//! API's table of endpoints has the permission for each request.
 //!
 //! | role | may |
 //! |---|---|

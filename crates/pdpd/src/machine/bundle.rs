@@ -130,8 +130,7 @@ mod tests {
     use super::*;
     use crate::machine::Machine;
 
-    /// A mux that reports the planned socket as missing many times, and
-    /// also sockets that are not planned, whatever it gets.
+    /// The mux keeps reporting the planned socket as missing, and also sockets that nobody planned.
     #[test]
     fn lying_mux_gets_each_planned_socket_once() {
         let place = tempfile::tempdir().unwrap();

@@ -5,10 +5,10 @@
 //! action repeats, so each step ends.
 //!
 //! ```text
-//! Absent ──► journal ──► TAPs ─────────────► Running
-//!    │ (another plan, no TAPs, or restart)      ▲  (new settings are applied first)
-//!    ▼                                          │
-//! unpack ──► end the old one ──► create ──► Created ──► helpers ──► ports ──► start
+//! running ──► journal ──► TAPs ──► settings ────────────┐
+//!    │ (another plan, no TAPs, or a restart)            ▼
+//!    ▼                                               helpers ──► ports ──► start ──► journal
+//! absent ──► unpack ──► end the old one ──► create ─────▲
 //! ```
 
 use pdp_container::Process;

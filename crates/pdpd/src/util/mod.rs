@@ -15,6 +15,7 @@ pub(crate) const PRIVATE: u32 = 0o600;
 /// Receives the steps of a change. Never blocks for long.
 pub type ProgressFn<'a> = &'a mut (dyn FnMut(Progress) + Send);
 
+/// Locks a mutex, also after a thread panicked that held it.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // The content is consistent after every step; a panic elsewhere does not change that.
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())

@@ -53,7 +53,7 @@ const KNOWN: &[(&str, &[&str], &str)] = &[
         ],
         "a kind of data plane has its keys, which are objects, and their checks in one module",
     ),
-    ("underlay", &[ROOT, "kernel"], "the kernel is asked for tunnels, which are at the root"),
+    ("underlay", &[ROOT, "kernel"], "`kernel` asks about tunnels, whose types are at the root"),
     (
         "container",
         &["image", "volumes", "work"],
