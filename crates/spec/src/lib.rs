@@ -16,11 +16,15 @@ mod command;
 mod count;
 mod diagnostic;
 mod expand;
+mod file;
+mod frame_limit;
 pub mod frames;
+mod image;
 pub mod limits;
 mod link;
 mod management;
 mod nearest;
+mod node_check;
 mod object;
 mod only;
 mod parse;
@@ -53,6 +57,9 @@ pub use command::{
 };
 pub use count::count;
 pub use diagnostic::{Diagnostic, render};
+pub use file::File;
+pub use frame_limit::FrameLimit;
+pub use image::{Image, ImageForm, ImageSource};
 pub use link::{
     Link, LinkEgress, LinkQueue, LinkScheduleStep, QUEUE_FRAMES_DEFAULT,
     QUEUE_FRAMES_DEFAULT_BEFORE, Segment,

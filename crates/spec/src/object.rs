@@ -14,6 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::bind::Bind;
 use crate::command::{ExecCommand, NodeCommand, RestartScope};
+use crate::file::File;
+use crate::frame_limit::FrameLimit;
+use crate::image::Image;
 use crate::limits::*;
 use crate::link::Link;
 use crate::management::{Management, ManagementGrant};
@@ -477,19 +480,6 @@ pub struct VirtualNetworkSpec {
     pub links: Vec<Link>,
 }
 
-/// A rate limit: `rate`, `pps` or both.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct FrameLimit {
-    /// Bits per second. Default: unlimited.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rate: Option<BitRate>,
-    /// Frames per second. Default: unlimited.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = RATE_PPS_MAX))]
-    pub pps: Option<u64>,
-}
-
 /// Kind of node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -624,106 +614,6 @@ impl Node {
     }
 }
 
-/// Root file system: a registry image, or a mapping.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(untagged)]
-pub enum Image {
-    /// Short for `pull`.
-    Reference(String),
-    /// A source with its options.
-    Form(ImageForm),
-}
-
-impl Default for Image {
-    fn default() -> Self {
-        Self::Form(ImageForm::default())
-    }
-}
-
-/// A root file system.
-///
-/// Set exactly one of `host`, `rootfs`, `ociLayout`, `archive` and `pull`. A text is short for
-/// `pull`. Default: `host`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct ImageForm {
-    /// `true`: the machine's `/usr`, read-only, with a generated `/etc`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub host: Option<bool>,
-    /// Absolute path of a root directory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rootfs: Option<String>,
-    /// Absolute path of an OCI image layout.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub oci_layout: Option<String>,
-    /// Absolute path of an archive from `docker save` or `podman save`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub archive: Option<String>,
-    /// Registry image: `frrouting/frr:10`, `registry.example:5000/lab/frr@sha256:…`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pull: Option<String>,
-    /// Image in the layout (`org.opencontainers.image.ref.name`)
-    /// or archive (tag). Default: the only one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reference: Option<String>,
-    /// Manifest digest, with `archive` or `pull`. Default: `apply` sets and keeps it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub digest: Option<String>,
-}
-
-/// An [`Image`] as one of its forms.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ImageSource<'a> {
-    /// The machine's own programs.
-    Host,
-    /// Path of a directory.
-    Rootfs(&'a str),
-    /// Path of an OCI image layout, and the image's reference.
-    OciLayout(&'a str, Option<&'a str>),
-    /// Path of an archive, the image's reference, and the digest if known.
-    Archive(&'a str, Option<&'a str>, Option<&'a str>),
-    /// Name of a registry image, and the digest if known.
-    Pull(&'a str, Option<&'a str>),
-}
-
-impl ImageSource<'_> {
-    /// Digest of an image that the daemon stores. Empty if `apply` has yet to determine it.
-    pub fn stored_digest(&self) -> Option<&str> {
-        match *self {
-            Self::Host | Self::Rootfs(_) | Self::OciLayout(..) => None,
-            Self::Archive(_, _, digest) | Self::Pull(_, digest) => Some(digest.unwrap_or_default()),
-        }
-    }
-}
-
-impl Image {
-    /// Returns the form that is set; the machine's own programs if none is.
-    pub fn source(&self) -> ImageSource<'_> {
-        let form = match self {
-            Self::Reference(name) => return ImageSource::Pull(name, None),
-            Self::Form(form) => form,
-        };
-        let (reference, digest) = (form.reference.as_deref(), form.digest.as_deref());
-        match (&form.rootfs, &form.oci_layout, &form.archive, &form.pull) {
-            (Some(path), ..) => ImageSource::Rootfs(path),
-            (None, Some(path), ..) => ImageSource::OciLayout(path, reference),
-            (None, None, Some(path), _) => ImageSource::Archive(path, reference, digest),
-            (None, None, None, Some(name)) => ImageSource::Pull(name, digest),
-            (None, None, None, None) => ImageSource::Host,
-        }
-    }
-
-    /// Pins an image from an archive or registry to the daemon's image with this digest.
-    pub fn pin(&mut self, digest: String) {
-        if let Self::Reference(name) = self {
-            *self = Self::Form(ImageForm { pull: Some(name.clone()), ..ImageForm::default() });
-        }
-        if let Self::Form(form) = self {
-            form.digest = Some(digest);
-        }
-    }
-}
-
 /// An interface of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -745,36 +635,6 @@ pub struct Interface {
     /// Other `anycast` interfaces of the link may have the same `mac` and addresses.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub anycast: bool,
-}
-
-/// A file.
-///
-/// Set exactly one of `content` and `from`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct File {
-    /// Text of the file.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub content: Option<String>,
-    /// Path of a text file, relative to the spec file and below its directory, unless `pdp` has
-    /// `--allow-files-outside`. `apply` stores it as `content`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub from: Option<String>,
-    /// Octal permissions, in quotes.
-    #[serde(default = "file_mode")]
-    #[schemars(length(min = 3, max = 4), regex(pattern = "^[0-7]{3,4}$"))]
-    pub mode: String,
-    /// `USER` or `USER:GROUP` of the node, by name or number. Default group: the user's.
-    #[serde(default = "file_owner")]
-    pub owner: String,
-}
-
-fn file_mode() -> String {
-    "0644".into()
-}
-
-fn file_owner() -> String {
-    "root:root".into()
 }
 
 /// Limits for a host or control guest.

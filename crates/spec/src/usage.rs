@@ -7,8 +7,9 @@ use std::ops::AddAssign;
 
 use serde::{Deserialize, Serialize};
 
+use crate::image::ImageSource;
 use crate::limits::{LOG_BYTES_MAX, MEMIF_REGIONS_MAX};
-use crate::object::{ImageSource, Node, NodeKind};
+use crate::object::{Node, NodeKind};
 use crate::plane::{Parallel, ProgramAttach};
 
 /// Memory of a node's helpers, bytes, besides the guest's own limit.

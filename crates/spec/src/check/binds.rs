@@ -2,15 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use super::node::NodeCheck;
 use crate::limits::{BIND_BYTES_MAX, BINDS_MAX};
+use crate::node_check::NodeCheck;
 use crate::object::Node;
 use crate::path::{BAD_PATH, good_path, is_below};
 
 /// Places that can't be bind targets.
 pub(super) const NOT_THERE: [&str; 4] = ["/dev", "/proc", "/sys", "/run/pdp"];
 
-pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &Node) {
+pub(super) fn check(check: &mut NodeCheck<'_>, node: &Node) {
     check.too_many(&["binds"], node.binds.len(), BINDS_MAX);
     let mut targets = BTreeSet::new();
     for (index, bind) in node.binds.iter().enumerate() {

@@ -1,13 +1,13 @@
 //! Checks if a node's commands can run, and their order.
 
-use super::node::NodeCheck;
-use crate::command::{Command, ExecCommand, ReadinessCheck, RestartPolicy, Task, bad_workdir};
-use crate::limits::{CHECK_NS_MAX, CHECK_NS_MIN, COMMANDS_MAX, NAME_CHARS_MAX, WORDS_MAX};
+use crate::command::{ExecCommand, ReadinessCheck, RestartPolicy, Task, bad_workdir};
+use crate::limits::{CHECK_NS_MAX, CHECK_NS_MIN, COMMANDS_MAX, NAME_CHARS_MAX};
 use crate::nearest::nearest;
+use crate::node_check::NodeCheck;
 use crate::object::Node;
 use crate::units::Span;
 
-impl NodeCheck<'_, '_, '_> {
+impl NodeCheck<'_> {
     pub(super) fn commands(&mut self, node: &Node) {
         self.too_many(&["commands"], node.commands.len(), COMMANDS_MAX);
         self.too_many(&["exec"], node.exec.len(), COMMANDS_MAX);
@@ -158,27 +158,6 @@ impl NodeCheck<'_, '_, '_> {
             let message = format!("commands wait for each other: {}", names.join(", "));
             let place = first.to_string();
             self.fault(&["commands", &place, "after"], message, "remove one of these after");
-        }
-    }
-
-    pub(crate) fn command(&mut self, path: &[&str], command: &Command) {
-        let words = match command {
-            Command::Words(words) => Some(words.clone()),
-            Command::Line(line) => shlex::split(line),
-        };
-        let Some(words) = words else {
-            self.fault(path, "the command's quotes do not close", "close them, or give a list");
-            return;
-        };
-        if words.len() > WORDS_MAX {
-            let message = format!("the command has {} words, {WORDS_MAX} at most", words.len());
-            self.fault(path, message, "put it into a script");
-        }
-        if words.first().is_none_or(String::is_empty) {
-            self.fault(path, "the command has no words", "name a program");
-        }
-        if words.iter().any(|word| word.contains('\0')) {
-            self.fault(path, "the command has a zero byte", "remove it");
         }
     }
 }

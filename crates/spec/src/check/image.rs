@@ -1,7 +1,8 @@
 //! Checks that the images and binds of virtual networks exist.
 
 use crate::diagnostic::Diagnostic;
-use crate::object::{Image, Object};
+use crate::image::Image;
+use crate::object::Object;
 use crate::parse::{Document, at_most};
 use crate::tree::JsonPointer;
 

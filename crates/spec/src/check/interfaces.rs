@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use super::node::NodeCheck;
 use crate::limits::{ADDRESSES_MAX, INTERFACE_CHARS_MAX, PORTS_MAX};
+use crate::node_check::NodeCheck;
 use crate::object::{Interface, Node};
 use crate::units::{Address, Mac};
 
@@ -12,7 +12,7 @@ use crate::units::{Address, Mac};
 /// and the settings of all interfaces (`/proc/sys/net/ipv4/conf/all`).
 const NAMES_TAKEN: [&str; 5] = [".", "..", "lo", "all", "default"];
 
-pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &mut Node) {
+pub(super) fn check(check: &mut NodeCheck<'_>, node: &mut Node) {
     check.too_many(&["interfaces"], node.interfaces.len(), PORTS_MAX);
     for (name, interface) in &mut node.interfaces {
         if let Some((message, hint)) = bad_name(name) {
@@ -57,7 +57,7 @@ fn bad_name(name: &str) -> Option<(String, String)> {
 /// Checks the list at `path`: an interface has each address once. Several interfaces of a node may
 /// have the same one. Link-local addresses belong to one link (RFC 4291 section 2.5.6), unnumbered
 /// interfaces borrow the loopback's, and VRFs, which a node makes itself, have separate tables.
-fn addresses(check: &mut NodeCheck<'_, '_, '_>, path: &[&str], addresses: &[Address]) {
+fn addresses(check: &mut NodeCheck<'_>, path: &[&str], addresses: &[Address]) {
     check.too_many(path, addresses.len(), ADDRESSES_MAX);
     let mut seen = BTreeSet::new();
     for (index, address) in addresses.iter().enumerate() {
@@ -69,7 +69,7 @@ fn addresses(check: &mut NodeCheck<'_, '_, '_>, path: &[&str], addresses: &[Addr
     }
 }
 
-fn gateways(check: &mut NodeCheck<'_, '_, '_>, name: &str, interface: &Interface) {
+fn gateways(check: &mut NodeCheck<'_>, name: &str, interface: &Interface) {
     for (index, gateway) in interface.gateways.iter().enumerate() {
         let path = ["interfaces", name, "gateways", &index.to_string()];
         let own = interface.addresses.iter().any(|address| address.0.addr() == *gateway);

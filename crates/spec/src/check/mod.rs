@@ -18,7 +18,6 @@ mod impairments;
 mod interfaces;
 mod label;
 mod management;
-mod node;
 mod outside;
 mod placed;
 mod power;
@@ -43,7 +42,6 @@ use crate::tree::JsonPointer;
 use placed::VnetTotals;
 
 pub use image::check_images;
-pub use node::NodeCheck;
 pub use placed::{PlacedVnet, PowerShares, Vnets};
 pub use remarks::remarks;
 pub use tenant::tenant_of;

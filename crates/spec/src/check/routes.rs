@@ -6,9 +6,9 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::interfaces::is_link_local;
-use super::node::NodeCheck;
 use crate::limits::*;
 use crate::nearest::nearest;
+use crate::node_check::NodeCheck;
 use crate::object::Node;
 use crate::route::{NextHop, RouteKind, RouteScope, StaticRoute, Via};
 use crate::units::Destination;
@@ -28,7 +28,7 @@ fn metric(route: &StaticRoute, v4: bool) -> u32 {
     }
 }
 
-pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &mut Node) {
+pub(super) fn check(check: &mut NodeCheck<'_>, node: &mut Node) {
     check.too_many(&["routes"], node.routes.len(), STATIC_ROUTES_MAX);
     let mut known: BTreeMap<RouteKey, String> = BTreeMap::new();
     for (name, interface) in &node.interfaces {
@@ -68,15 +68,15 @@ pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &mut Node) {
 }
 
 /// Checks of one route.
-struct RouteCheck<'a, 'b, 'c, 'd> {
-    check: &'a mut NodeCheck<'b, 'c, 'd>,
+struct RouteCheck<'a, 'b> {
+    check: &'a mut NodeCheck<'b>,
     node: &'a Node,
     path: [&'a str; 2],
     prefix: IpNet,
     on_link: &'a [(IpNet, String)],
 }
 
-impl RouteCheck<'_, '_, '_, '_> {
+impl RouteCheck<'_, '_> {
     fn fault(&mut self, path: &[&str], message: impl Into<String>, hint: impl Into<String>) {
         let path = [&self.path[..], path].concat();
         self.check.fault(&path, message, hint);

@@ -1,12 +1,12 @@
 //! Checks of a node's sysctls: they are allowed, and their interfaces exist.
 
-use super::node::NodeCheck;
 use crate::limits::{SYSCTL_BYTES_MAX, SYSCTLS_MAX};
 use crate::nearest::nearest;
+use crate::node_check::NodeCheck;
 use crate::object::{Node, NodeKind};
 use crate::sysctl::{SysctlOf, bad_value, refused, sysctl_of};
 
-pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &Node) {
+pub(super) fn check(check: &mut NodeCheck<'_>, node: &Node) {
     check.too_many(&["sysctls"], node.sysctls.len(), SYSCTLS_MAX);
     for (name, value) in &node.sysctls {
         let path = ["sysctls", name];

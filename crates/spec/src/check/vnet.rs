@@ -5,19 +5,20 @@ use std::collections::BTreeMap;
 use ipnet::IpNet;
 
 use super::interfaces::is_link_local;
-use super::node::NodeCheck;
 use super::{
     Reporter, bad_inner_name, binds, impairments, inner_name_hint, interfaces, label, management,
     routes, sysctls, tenant_of, volumes,
 };
+use crate::frame_limit::FrameLimit;
+use crate::image::ImageSource;
 use crate::limits::*;
 use crate::nearest::nearest;
+use crate::node_check::NodeCheck;
 use crate::object::*;
-use crate::path::{BAD_PATH, good_path, is_below};
-use crate::plane::{DataPlaneNeeds, OwnProgram, Plane, Punts};
-use crate::registry::{ImageName, NAME_BYTES_MAX, is_digest};
+use crate::path::is_below;
+use crate::plane::{DataPlaneNeeds, Plane, Punts};
 use crate::tunnel::External;
-use crate::units::{BitRate, Bytes, Cores, EXTERNAL, Endpoint};
+use crate::units::{BitRate, Cores, EXTERNAL, Endpoint};
 
 pub(super) fn check(vnet: &mut VirtualNetwork, reporter: &mut Reporter) {
     let name = vnet.metadata.name.clone();
@@ -36,8 +37,8 @@ pub(super) fn check(vnet: &mut VirtualNetwork, reporter: &mut Reporter) {
     let interfaces = spec.nodes.values().map(|node| node.interfaces.len()).sum();
     let what = "interfaces of all nodes";
     reporter.too_many(&name, &["spec", "nodes"], what, interfaces, VNET_PORTS_MAX);
-    if let Some(police) = &spec.police {
-        limit(&name, &["spec", "police"], police, reporter);
+    if let Some((key, message, hint)) = spec.police.as_ref().and_then(bad_limit) {
+        reporter.vnet(&name, &[&["spec", "police"], key].concat(), message, hint);
     }
     let mut nodes = BTreeMap::new();
     for (node_name, node) in &mut spec.nodes {
@@ -55,7 +56,8 @@ pub(super) fn check(vnet: &mut VirtualNetwork, reporter: &mut Reporter) {
             let message = format!("name {EXTERNAL} is reserved for externals in endpoints");
             reporter.vnet(&name, &path, message, "rename the node");
         }
-        NodeCheck { vnet: &name, node: node_name, reporter }.check(node);
+        let report = &mut |path: &[&str], message, hint| reporter.vnet(&name, path, message, hint);
+        NodeCheck { vnet: &name, node: node_name, report }.check(node);
         management::node(&name, node_name, node, reporter);
     }
     for (external_name, external) in &spec.externals {
@@ -69,24 +71,21 @@ pub(super) fn check(vnet: &mut VirtualNetwork, reporter: &mut Reporter) {
     links(&name, spec, reporter);
 }
 
-fn limit(vnet: &str, path: &[&str], limit: &FrameLimit, reporter: &mut Reporter) {
-    if limit.rate.is_none() && limit.pps.is_none() {
-        let hint = "give rate, pps or both";
-        reporter.vnet(vnet, path, "neither rate nor pps is given", hint);
-    }
-    if let Some(rate) = limit.rate {
-        self::rate(vnet, &[path, &["rate"]].concat(), rate, reporter);
-    }
-}
-
-fn rate(vnet: &str, path: &[&str], rate: BitRate, reporter: &mut Reporter) {
-    if rate.0 < RATE_BPS_MIN {
-        let message = format!("rate {rate} is below {}", BitRate(RATE_BPS_MIN));
-        reporter.vnet(vnet, path, message, "give a higher rate, or set the link down instead");
+/// Returns the fault of a limit, if it has one: the path from the limit, message, and hint.
+fn bad_limit(limit: &FrameLimit) -> Option<(&'static [&'static str], String, &'static str)> {
+    match (limit.rate, limit.pps) {
+        (None, None) => {
+            Some((&[], "neither rate nor pps is given".to_owned(), "give rate, pps or both"))
+        }
+        (Some(rate), _) if rate.0 < RATE_BPS_MIN => {
+            let message = format!("rate {rate} is below {}", BitRate(RATE_BPS_MIN));
+            Some((&["rate"], message, "give a higher rate, or set the link down instead"))
+        }
+        _ => None,
     }
 }
 
-impl NodeCheck<'_, '_, '_> {
+impl NodeCheck<'_> {
     fn check(&mut self, node: &mut Node) {
         self.labels(&node.labels);
         self.image(&["image"], &node.image);
@@ -137,79 +136,6 @@ impl NodeCheck<'_, '_, '_> {
         }
     }
 
-    pub(crate) fn image(&mut self, path: &[&str], image: &Image) {
-        if let ImageSource::Pull(name, _) = image.source()
-            && let Err(why) = ImageName::parse(name)
-        {
-            let hint = "write it as docker does, like registry.example/frr:10";
-            self.fault(path, format!("image {name:?} {why}"), hint);
-        }
-        let Image::Form(image) = image else { return };
-        let forms = usize::from(image.host.is_some())
-            + usize::from(image.rootfs.is_some())
-            + usize::from(image.oci_layout.is_some())
-            + usize::from(image.archive.is_some())
-            + usize::from(image.pull.is_some());
-        let hint =
-            "give one of host: true, rootfs: PATH, ociLayout: PATH, archive: PATH, pull: NAME";
-        if forms > 1 {
-            let message = "image has more than one of host, rootfs, ociLayout, archive and pull";
-            self.fault(path, message, hint);
-        }
-        if image.host == Some(false) {
-            self.fault(&[path, &["host"]].concat(), "host is false", hint);
-        }
-        if image.reference.is_some() && image.oci_layout.is_none() && image.archive.is_none() {
-            let path = [path, &["reference"]].concat();
-            let message = "reference without ociLayout or archive";
-            self.fault(&path, message, "add ociLayout: PATH or archive: PATH");
-        }
-        if let Some(reference) = &image.reference
-            && (reference.len() > NAME_BYTES_MAX || reference.contains(char::is_control))
-        {
-            let path = [path, &["reference"]].concat();
-            let message =
-                format!("reference has control characters, or more than {NAME_BYTES_MAX} bytes");
-            self.fault(&path, message, "write it like frr:10");
-        }
-        if let Some(digest) = &image.digest {
-            let path = [path, &["digest"]].concat();
-            if image.archive.is_none() && image.pull.is_none() {
-                self.fault(
-                    &path,
-                    "digest without archive or pull",
-                    "remove it, or add one of them",
-                );
-            } else if !is_digest(digest) {
-                let message = format!("digest {digest:?} is not sha256: and 64 hexadecimal digits");
-                self.fault(&path, message, "remove it: pdpd fills it in when you apply");
-            }
-        }
-        for (key, value) in [
-            ("rootfs", &image.rootfs),
-            ("ociLayout", &image.oci_layout),
-            ("archive", &image.archive),
-        ] {
-            let Some(value) = value else { continue };
-            if value.len() > IMAGE_PATH_BYTES_MAX || value.contains(char::is_control) {
-                let message = format!(
-                    "{key} has control characters, or {} bytes, {IMAGE_PATH_BYTES_MAX} at most",
-                    value.len()
-                );
-                self.fault(&[path, &[key]].concat(), message, "choose a shorter path");
-            } else if !good_path(value) {
-                let (message, hint) = match value.as_str() {
-                    "/" => (
-                        format!("{key} is the machine's root directory"),
-                        "use host: true for the machine's programs, or another directory",
-                    ),
-                    _ => (format!("{key} {value:?} is {BAD_PATH}"), PATH_HINT),
-                };
-                self.fault(&[path, &[key]].concat(), message, hint);
-            }
-        }
-    }
-
     fn files(&mut self, node: &Node) {
         let places = match node.image.source() {
             ImageSource::Host => &FILE_DIRECTORIES[..],
@@ -230,75 +156,6 @@ impl NodeCheck<'_, '_, '_> {
         }
     }
 
-    pub(crate) fn program_files(&mut self, program: &OwnProgram) {
-        let key = ["dataPlane", "program", "files"];
-        self.too_many(&key, program.files.len(), PROGRAM_FILES_MAX);
-        let own_image = !matches!(program.image.source(), ImageSource::Host);
-        for (path, file) in &program.files {
-            let at = [&key[..], &[path]].concat();
-            let below = |place: &&str| is_below(path, place);
-            let placed = own_image
-                || path.matches('/').count() == 1
-                || PROGRAM_FILE_DIRECTORIES.iter().any(below);
-            if self.file(&at, path, file) && !placed {
-                let message = format!("PdP puts no files at {path}");
-                let places = PROGRAM_FILE_DIRECTORIES.join(", ");
-                let hint = format!("use a path directly below / or below one of {places}");
-                self.fault(&at, message, hint);
-            }
-            // The root for name look-ups has no accounts of programs.
-            let number = |part: &str| part == "root" || part.parse::<u32>().is_ok();
-            if !file.owner.split(':').all(number) {
-                let message = format!("owner {:?} is not a number", file.owner);
-                let hint = "the program runs as user and group 1000";
-                self.fault(&[&at[..], &["owner"]].concat(), message, hint);
-            }
-        }
-        let bytes = |file: &File| file.content.as_ref().map_or(0, String::len);
-        let bytes: usize = program.files.values().map(bytes).sum();
-        if bytes > PROGRAM_FILES_BYTES_MAX {
-            let message = format!("files have {bytes} bytes, {PROGRAM_FILES_BYTES_MAX} at most");
-            self.fault(&key, message, "put them into an image instead");
-        }
-    }
-
-    /// Checks a file, except for its place. Returns true if its path is valid.
-    fn file(&mut self, at: &[&str], path: &str, file: &File) -> bool {
-        let good = good_path(path) && !path.ends_with('/');
-        if !good {
-            self.fault(at, format!("{path:?} is {BAD_PATH}"), PATH_HINT);
-        } else if is_below(path, "/run/pdp") || path == "/run/pdp" {
-            let message = format!("PdP puts no files at {path}");
-            self.fault(at, message, "/run/pdp belongs to PdP; use another path");
-        }
-        match (&file.content, &file.from) {
-            (Some(text), _) if text.len() > FILE_BYTES_MAX => {
-                let message =
-                    format!("file {path} has {} bytes, {FILE_BYTES_MAX} at most", text.len());
-                self.fault(at, message, "put it into the image instead");
-            }
-            (Some(_), None) => {}
-            _ => {
-                let message = format!("file {path} needs exactly one of content and from");
-                self.fault(at, message, "give one of them");
-            }
-        }
-        let octal = file.mode.bytes().all(|b| (b'0'..=b'7').contains(&b));
-        if !octal || !(3..=4).contains(&file.mode.len()) {
-            let message = format!("mode {:?} is not a file mode", file.mode);
-            self.fault(&[at, &["mode"]].concat(), message, "write it like \"0640\"");
-        }
-        let is_name = |part: &str| {
-            !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c))
-        };
-        let (user, group) = file.owner.split_once(':').unwrap_or((&file.owner, "root"));
-        if !is_name(user) || !is_name(group) {
-            let message = format!("owner {:?} is not a user or user and group", file.owner);
-            self.fault(&[at, &["owner"]].concat(), message, "write it like frr:frr");
-        }
-        good
-    }
-
     fn environment(&mut self, node: &Node) {
         self.too_many(&["env"], node.env.len(), ENV_MAX);
         for (name, value) in &node.env {
@@ -306,27 +163,6 @@ impl NodeCheck<'_, '_, '_> {
                 let message = format!("environment variable {name:?} has an invalid name or value");
                 self.fault(&["env", name], message, "use letters, digits and _");
             }
-        }
-    }
-
-    fn power(&mut self, path: &[&str], power: Cores) {
-        if power.0 < POWER_MILLICORES_MIN {
-            let key = path.last().copied().unwrap_or("power");
-            let message = format!("{key} {power} is below {}", Cores(POWER_MILLICORES_MIN));
-            self.fault(path, message, "ask for more");
-        }
-    }
-
-    pub(crate) fn memory(&mut self, path: &[&str], memory: Bytes) {
-        if !(MEMORY_BYTES_MIN..=MEMORY_BYTES_MAX).contains(&memory.0) {
-            let (min, max) = (Bytes(MEMORY_BYTES_MIN), Bytes(MEMORY_BYTES_MAX));
-            self.fault(path, format!("memory {memory} is not within {min} to {max}"), "");
-        }
-    }
-
-    pub(crate) fn plane_power(&mut self, power: Option<Cores>) {
-        if let Some(power) = power {
-            self.power(&["dataPlane", "power"], power);
         }
     }
 
@@ -376,30 +212,14 @@ impl NodeCheck<'_, '_, '_> {
             ("hook", limits.hook),
             ("control", limits.control),
         ];
-        for (class, value) in classes {
-            let path = ["spec", "nodes", self.node, "dataPlane", "puntLimits", class];
-            limit(self.vnet, &path, &value, self.reporter);
-        }
-    }
-
-    pub(crate) fn fields(&mut self, path: &[&str], bytes: usize) {
-        if bytes > FIELDS_BYTES_MAX {
-            let message =
-                format!("the fields have {bytes} bytes together, {FIELDS_BYTES_MAX} at most");
-            self.fault(path, message, "leave some out");
-        }
-    }
-
-    pub(crate) fn field(&mut self, path: &[&str], offset: u16, bytes: usize) {
-        let end = usize::from(offset) + bytes;
-        if end > FRAME_BYTES_MAX {
-            let message = format!("the field ends at byte {end}, but a frame at {FRAME_BYTES_MAX}");
-            self.fault(path, message, "lower the offset");
+        for (class, limit) in classes {
+            if let Some((key, message, hint)) = bad_limit(&limit) {
+                let path = [&["dataPlane", "puntLimits", class], key].concat();
+                self.fault(&path, message, hint);
+            }
         }
     }
 }
-
-const PATH_HINT: &str = "begin it with /";
 
 fn tunnel(vnet: &str, name: &str, external: &External, reporter: &mut Reporter) {
     let all = external.tunnels();

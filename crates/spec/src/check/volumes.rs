@@ -3,16 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::binds::NOT_THERE;
-use super::node::NodeCheck;
 use super::{DesiredState, Existing, Reporter};
 use crate::limits::{
     BIND_BYTES_MAX, VOLUME_BYTES_MAX, VOLUME_BYTES_MIN, VOLUME_NAME_CHARS_MAX, VOLUMES_MAX,
 };
+use crate::node_check::NodeCheck;
 use crate::object::Node;
 use crate::path::{BAD_PATH, good_path, is_below};
 use crate::units::Bytes;
 
-pub(super) fn check(check: &mut NodeCheck<'_, '_, '_>, node: &Node) {
+pub(super) fn check(check: &mut NodeCheck<'_>, node: &Node) {
     check.too_many(&["volumes"], node.volumes.len(), VOLUMES_MAX);
     let binds = node.binds.iter().filter_map(|bind| Some(bind.parts()?.target));
     let mut targets: BTreeSet<String> =

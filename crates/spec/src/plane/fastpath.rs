@@ -6,8 +6,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{DataPlaneKind, DataPlaneNeeds, KernelHooks, Plane, PuntFilter, PuntLimits, Punts};
-use crate::check::NodeCheck;
 use crate::limits::*;
+use crate::node_check::NodeCheck;
 use crate::units::Cores;
 
 /// The kind of [`Fastpath`].
@@ -80,7 +80,7 @@ impl Plane for Fastpath {
         }
     }
 
-    fn check(&self, check: &mut NodeCheck<'_, '_, '_>) {
+    fn check(&self, check: &mut NodeCheck<'_>) {
         check.plane_power(self.power);
         let fields = match (self.code, &self.fields) {
             (FastpathCode::Fields, Some(fields)) => fields,

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{DataPlaneKind, DataPlaneNeeds, EngineDemand, Plane};
-use crate::check::NodeCheck;
+use crate::node_check::NodeCheck;
 use crate::units::Cores;
 
 /// The kind of [`Kernel`].
@@ -69,7 +69,7 @@ impl Plane for Kernel {
         Some((&mut self.power, &mut self.borrow))
     }
 
-    fn check(&self, check: &mut NodeCheck<'_, '_, '_>) {
+    fn check(&self, check: &mut NodeCheck<'_>) {
         check.plane_power(self.power);
     }
 }

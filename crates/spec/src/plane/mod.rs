@@ -16,9 +16,9 @@ use std::ops::{Deref, DerefMut};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::check::NodeCheck;
+use crate::frame_limit::FrameLimit;
 use crate::limits::*;
-use crate::object::FrameLimit;
+use crate::node_check::NodeCheck;
 use crate::units::{Cores, Hex};
 
 pub use fastpath::*;
@@ -124,7 +124,7 @@ pub trait Plane: fmt::Debug {
     }
 
     /// Checks keys that its needs do not show, and reports all faults.
-    fn check(&self, _check: &mut NodeCheck<'_, '_, '_>) {}
+    fn check(&self, _check: &mut NodeCheck<'_>) {}
 }
 
 /// Resources of a data plane besides its control guest and ports. Planning,

@@ -8,10 +8,12 @@ use serde::{Deserialize, Serialize};
 use super::{
     DataPlaneKind, DataPlaneNeeds, EngineDemand, KernelHooks, Plane, PuntFilter, PuntLimits, Punts,
 };
-use crate::check::NodeCheck;
 use crate::command::Command;
+use crate::file::File;
+use crate::image::{Image, ImageSource};
 use crate::limits::*;
-use crate::object::{File, Image};
+use crate::node_check::NodeCheck;
+use crate::path::is_below;
 use crate::units::{Bytes, Cores, Hex};
 
 /// The kind of [`Parallel`].
@@ -101,7 +103,7 @@ impl Parallel {
         }
     }
 
-    fn check_queue(&self, check: &mut NodeCheck<'_, '_, '_>) {
+    fn check_queue(&self, check: &mut NodeCheck<'_>) {
         let Self { queue, memory, .. } = *self;
         if !queue.is_power_of_two() {
             let below = 1 << queue.ilog2();
@@ -154,13 +156,13 @@ impl Plane for Parallel {
         Some(self)
     }
 
-    fn check(&self, check: &mut NodeCheck<'_, '_, '_>) {
+    fn check(&self, check: &mut NodeCheck<'_>) {
         check.plane_power(self.power);
         check.memory(&["dataPlane", "memory"], self.memory);
         if let GuestProgram::Own(program) = &self.program {
             check.command(&["dataPlane", "program", "run"], &program.run);
             check.image(&["dataPlane", "program", "image"], &program.image);
-            check.program_files(program);
+            program.check_files(check);
         }
         if self.attach() == ProgramAttach::Runtime {
             self.check_queue(check);
@@ -258,6 +260,40 @@ pub struct OwnProgram {
     /// place of a file. `owner` is a number or `root`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub files: BTreeMap<String, File>,
+}
+
+impl OwnProgram {
+    fn check_files(&self, check: &mut NodeCheck<'_>) {
+        let key = ["dataPlane", "program", "files"];
+        check.too_many(&key, self.files.len(), PROGRAM_FILES_MAX);
+        let own_image = !matches!(self.image.source(), ImageSource::Host);
+        for (path, file) in &self.files {
+            let at = [&key[..], &[path]].concat();
+            let below = |place: &&str| is_below(path, place);
+            let placed = own_image
+                || path.matches('/').count() == 1
+                || PROGRAM_FILE_DIRECTORIES.iter().any(below);
+            if check.file(&at, path, file) && !placed {
+                let message = format!("PdP puts no files at {path}");
+                let places = PROGRAM_FILE_DIRECTORIES.join(", ");
+                let hint = format!("use a path directly below / or below one of {places}");
+                check.fault(&at, message, hint);
+            }
+            // The root for name look-ups has no accounts of programs.
+            let number = |part: &str| part == "root" || part.parse::<u32>().is_ok();
+            if !file.owner.split(':').all(number) {
+                let message = format!("owner {:?} is not a number", file.owner);
+                let hint = "the program runs as user and group 1000";
+                check.fault(&[&at[..], &["owner"]].concat(), message, hint);
+            }
+        }
+        let bytes = |file: &File| file.content.as_ref().map_or(0, String::len);
+        let bytes: usize = self.files.values().map(bytes).sum();
+        if bytes > PROGRAM_FILES_BYTES_MAX {
+            let message = format!("files have {bytes} bytes, {PROGRAM_FILES_BYTES_MAX} at most");
+            check.fault(&key, message, "put them into an image instead");
+        }
+    }
 }
 
 /// Attachment of a program.

@@ -11,7 +11,8 @@ use super::{
     DataPlane, DataPlaneKind, DataPlaneNeeds, EngineDemand, KernelHooks, Plane, PuntFilter,
     PuntLimits, Punts,
 };
-use crate::check::{Existing, NodeCheck, check};
+use crate::check::{Existing, check};
+use crate::node_check::NodeCheck;
 use crate::parse::parse;
 use crate::source::SourceFile;
 use crate::units::Cores;
@@ -76,7 +77,7 @@ impl Plane for Pretend {
         Some((&mut self.power, &mut self.borrow))
     }
 
-    fn check(&self, check: &mut NodeCheck<'_, '_, '_>) {
+    fn check(&self, check: &mut NodeCheck<'_>) {
         check.plane_power(self.power);
         check.too_many(&["dataPlane", "cards"], self.cards as usize, 1);
     }

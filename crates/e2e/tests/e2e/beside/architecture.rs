@@ -45,14 +45,6 @@ const KNOWN: &[(&str, &[&str], &str)] = &[
         &["ports::layout", "ports::short"],
         "the maps of the XDP bypass are among those of ports",
     ),
-    (
-        "spec",
-        &[
-            "check", "expand", "object", "parse", "plane", "process", "remains", "schema", "shape",
-            "usage",
-        ],
-        "a kind of data plane has its keys, which are objects, and their checks in one module",
-    ),
     ("underlay", &[ROOT, "kernel"], "`kernel` asks about tunnels, whose types are at the root"),
     (
         "container",
