@@ -200,7 +200,7 @@ fn vlan_tags_arrive_with_their_frames() {
     assert_eq!(without.len(), sent.len() - 4, "what this test is about: the tag is gone");
     let device = pdp_net::interface::InterfaceInfo::by_name("a").unwrap();
     assert_eq!(device.veth_peer.as_deref(), Some("b"));
-    assert!(pdp_net::ethtool::tags_in_frames(&device).unwrap());
+    assert!(pdp_net::ethtool::tags_in_frames("a", device.veth_peer.as_deref()).unwrap());
     std::thread::sleep(Duration::from_millis(100));
     through(&mut free);
     let (sent, with) = through(&mut free);

@@ -6,8 +6,7 @@ use std::os::fd::AsRawFd;
 use std::sync::{Mutex, PoisonError};
 
 use crate::error::{NetContext, Result};
-use crate::interface::InterfaceInfo;
-use crate::tap::{ioctl, named_request};
+use crate::ioctl::{ioctl, named_request};
 
 /// `struct ethtool_value` of linux/ethtool.h.
 #[repr(C)]
@@ -117,11 +116,11 @@ pub fn aggregation_off(device: &str) -> Result<()> {
 /// a veth, the other end adds the tags; it is configured too, if it is in this namespace. The
 /// setting stays when the interface is released. Tags of 802.1ad are unaffected: devices remove
 /// them only if told to. Returns false if the device still removes tags.
-pub fn tags_in_frames(interface: &InterfaceInfo) -> Result<bool> {
-    if let Some(peer) = &interface.veth_peer {
+pub fn tags_in_frames(device: &str, veth_peer: Option<&str>) -> Result<bool> {
+    if let Some(peer) = veth_peer {
         flag_off(peer, SEND_TAGS)?;
     }
-    flag_off(&interface.name, RECEIVE_TAGS)
+    flag_off(device, RECEIVE_TAGS)
 }
 
 /// Keeps checksums and VLAN tags in the frames that an interface of this

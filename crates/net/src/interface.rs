@@ -8,8 +8,8 @@ use pdp_netlink::{Netlink, Request, address, attributes, text, u32_at};
 
 use crate::error::{Error, NetContext, Result};
 use crate::ethtool;
+use crate::ioctl::{ioctl, named_request};
 use crate::netlink::{link_header, routing};
-use crate::tap::{ioctl, named_request};
 
 /// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -27,9 +27,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::error::{Error, NetContext, Result};
 use crate::netns::in_thread;
-use crate::pins::{self, remove_dir, remove_file};
+use crate::pins::{self, other, program, remove_dir, remove_file};
 use crate::ports::now;
-use crate::xdp::{other, program};
 
 /// Interfaces that a namespace may have before its guest
 /// makes another one, including those that PdP made.

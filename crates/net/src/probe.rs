@@ -21,10 +21,12 @@ use crate::interface::InterfaceInfo;
 use crate::limits::{self, NetlinkLimits};
 use crate::netlink::{NEW, bring_up, link_header, routing};
 use crate::netns::in_thread;
+use crate::pins::is_bpf_fs;
 use crate::ports::{self, LinkTarget, PortSpec, Ports};
 use crate::shared;
 use crate::sysctl;
 use crate::tap::{self, TapSpec};
+use crate::version::version;
 use crate::xdp::{self, Xdp, XdpMode};
 
 /// Result of a check.
@@ -153,13 +155,6 @@ fn runc() -> FacilityCheck {
     found
 }
 
-/// Returns the first two numbers of a version; 0 for a missing or malformed number.
-pub(crate) fn version(text: &str) -> (u32, u32) {
-    let mut numbers =
-        text.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
-}
-
 fn processor() -> FacilityCheck {
     let count = std::thread::available_parallelism().map_or(1, usize::from);
     if !std::is_x86_feature_detected!("popcnt") {
@@ -285,7 +280,7 @@ fn program(name: &'static str, places: &[&str], argument: &str, needed: bool) ->
 
 fn bpf_fs() -> FacilityCheck {
     let place = Path::new(xdp::BPF_FS);
-    if xdp::is_bpf_fs(place) {
+    if is_bpf_fs(place) {
         ok("BPF file system", format!("at {}", xdp::BPF_FS))
     } else if place.exists() {
         let remedy = format!("pdpd mounts it; mount -t bpf bpf {}", xdp::BPF_FS);

@@ -9,15 +9,11 @@
 //! Source: Linux Documentation/networking/af_xdp.rst, bpf/libbpf, tc-bpf(8).
 
 use std::collections::BTreeSet;
-use std::ffi::CString;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 
-use libbpf_rs::query::LinkTypeInfo;
 use libbpf_rs::{
     Link, MapCore, MapFlags, MapHandle, Object, OpenMapMut, ProgramMut, TC_INGRESS, TcHook,
     XdpFlags,
@@ -27,7 +23,10 @@ pub use pdp_wire::tunnel::Take;
 
 use crate::error::{Error, NetContext, Result};
 use crate::interface::{InterfaceInfo, InterfaceState};
-use crate::pins::{self, remove_dir, remove_file};
+use crate::pins::{
+    self, create_link, other, pin_link, pinned_index, program, remove_dir, remove_file,
+};
+pub use crate::pins::{BPF_FS, mount_bpf_fs};
 use crate::ports::{Ports, SHARED_MAPS};
 
 /// Most destinations that can be taken on one interface.
@@ -35,12 +34,6 @@ pub const TAKES_MAX: usize = 65536;
 
 /// Most receive queues with a socket.
 pub const QUEUES_MAX: u32 = 64;
-
-/// Usual mount point of the BPF file system.
-pub const BPF_FS: &str = "/sys/fs/bpf";
-
-/// BPF_FS_MAGIC of include/uapi/linux/magic.h.
-const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pdp_xdp.bpf.o"));
 
@@ -284,51 +277,13 @@ pub fn redirects(device: &str) -> Option<bool> {
 /// Removes the pins in `pins`, and with them the program from
 /// its interface. Does nothing if there is none.
 pub fn detach(pins: &Path) -> Result<()> {
-    // Detach explicitly, though others may keep the link open.
-    if let Some(link) = pinned_link(&pins.join(LINK)) {
-        // It may belong to an interface that is gone.
-        let _ = link.detach();
-    }
+    pins::detach_link(&pins.join(LINK));
     if let (Some(index), Ok(map)) = (filtered(pins), settings(pins)) {
         // As above. The descriptor is not used here.
         let _ = hook(map.as_fd(), index).detach();
     }
     [LINK].iter().chain(&MAPS).try_for_each(|name| remove_file(&pins.join(name)))?;
     remove_dir(pins)
-}
-
-/// Mounts the BPF file system at [`BPF_FS`], unless it is there.
-pub fn mount_bpf_fs() -> Result<()> {
-    // Otherwise, if two threads found none, the second mount would hide the first thread's pins.
-    static LOOKING: Mutex<()> = Mutex::new(());
-    let _alone = LOOKING.lock();
-    if is_bpf_fs(Path::new(BPF_FS)) {
-        return Ok(());
-    }
-    let flags = rustix::mount::MountFlags::NOSUID
-        | rustix::mount::MountFlags::NODEV
-        | rustix::mount::MountFlags::NOEXEC;
-    rustix::mount::mount("bpf", BPF_FS, "bpf", flags, c"mode=700")
-        .on("mount a BPF file system at", BPF_FS)
-}
-
-/// True if a path is in a BPF file system.
-pub(crate) fn is_bpf_fs(path: &Path) -> bool {
-    rustix::fs::statfs(path).is_ok_and(|stat| stat.f_type == BPF_FS_MAGIC)
-}
-
-/// Opens the link pinned at a path. Checks that it exists first, since the
-/// library would report its absence on standard error.
-pub(crate) fn pinned_link(path: &Path) -> Option<Link> {
-    path.exists().then(|| Link::open(path).ok())?
-}
-
-/// Returns the interface index of the link pinned at a path; 0 if the interface is gone.
-pub(crate) fn pinned_index(path: &Path) -> Option<u32> {
-    match pinned_link(path)?.info().ok()?.info {
-        LinkTypeInfo::Xdp(info) => Some(info.ifindex),
-        _ => None,
-    }
 }
 
 /// Returns the index of the interface whose filter uses the pinned maps.
@@ -371,11 +326,6 @@ fn prepare(device: &str, pins: &Path, keep: bool, ports: Option<&Path>) -> Resul
     pins::load(OBJECT, &format!("the XDP program for {device}"), place, empty)
 }
 
-pub(crate) fn program<'o>(object: &'o Object, name: &str) -> Result<ProgramMut<'o>> {
-    let program = object.progs_mut().find(|program| program.name() == name);
-    program.ok_or_else(|| io::Error::other("not in its object")).on("find", name)
-}
-
 fn maps(pins: &Path) -> Result<[MapHandle; 4]> {
     let map = |name| pins::map(pins, name);
     Ok([map(MAPS[0])?, map(MAPS[1])?, map(MAPS[2])?, map(MAPS[3])?])
@@ -394,40 +344,6 @@ fn link(program: &ProgramMut<'_>, index: u32, pin: &Path) -> io::Result<()> {
     pin_link(&link, pin)
 }
 
-/// Attaches a program to an interface of the calling thread's network namespace. It stays attached
-/// while the link is open or pinned.
-pub(crate) fn create_link(
-    program: BorrowedFd<'_>,
-    index: u32,
-    mode: XdpFlags,
-) -> io::Result<OwnedFd> {
-    let index = i32::try_from(index).map_err(io::Error::other)?;
-    let options = libbpf_sys::bpf_link_create_opts {
-        sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
-        flags: mode.bits(),
-        ..Default::default()
-    };
-    // SAFETY: the program's descriptor is open as long as `program`; the options outlive the
-    // call and say their own size.
-    let fd = unsafe {
-        libbpf_sys::bpf_link_create(program.as_raw_fd(), index, libbpf_sys::BPF_XDP, &options)
-    };
-    if fd < 0 {
-        return Err(io::Error::from_raw_os_error(-fd));
-    }
-    // SAFETY: just opened for us and owned by nobody else.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-pub(crate) fn pin_link(link: &OwnedFd, pin: &Path) -> io::Result<()> {
-    let path = CString::new(pin.as_os_str().as_bytes())?;
-    // SAFETY: the path ends with a zero and outlives the call.
-    match unsafe { libbpf_sys::bpf_obj_pin(link.as_raw_fd(), path.as_ptr()) } {
-        0 => Ok(()),
-        error => Err(io::Error::from_raw_os_error(-error)),
-    }
-}
-
 fn mode(program: &ProgramMut<'_>, index: u32) -> io::Result<XdpMode> {
     let index = i32::try_from(index).map_err(io::Error::other)?;
     let query = libbpf_rs::Xdp::new(program.as_fd()).query(index, XdpFlags::NONE);
@@ -435,8 +351,4 @@ fn mode(program: &ProgramMut<'_>, index: u32) -> io::Result<XdpMode> {
         libbpf_sys::XDP_ATTACHED_SKB => Ok(XdpMode::Generic),
         _ => Ok(XdpMode::Native),
     }
-}
-
-pub(crate) fn other(error: libbpf_rs::Error) -> io::Error {
-    io::Error::other(error)
 }

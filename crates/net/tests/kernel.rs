@@ -397,7 +397,10 @@ fn veth_ends_disable_tag_offload_concurrently() {
         for _ in 0..200 {
             std::thread::scope(|scope| {
                 for end in &ends {
-                    scope.spawn(|| assert!(ethtool::tags_in_frames(end).unwrap(), "{}", end.name));
+                    scope.spawn(|| {
+                        let peer = end.veth_peer.as_deref();
+                        assert!(ethtool::tags_in_frames(&end.name, peer).unwrap(), "{}", end.name);
+                    });
                 }
             });
             for end in ["end0", "end1"] {

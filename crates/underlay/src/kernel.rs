@@ -6,7 +6,8 @@ use std::net::IpAddr;
 
 use pdp_netlink::{Netlink, Request, address, attributes, family, is_v6, u16_at, u32_at};
 
-use super::TunnelEndpoints;
+/// Interface index, local and remote address.
+pub type TunnelEndpoints = (u32, IpAddr, IpAddr);
 
 /// Notification groups. Each set has its own socket, so that losses in one do not affect the other.
 pub(super) const NEIGHBOURS: [u32; 1] = [libc::RTNLGRP_NEIGH];

@@ -36,6 +36,7 @@ use pdp_wire::{outer, udp};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 
+pub use crate::kernel::TunnelEndpoints;
 use crate::kernel::{
     NEIGHBOURS, OTHERS, Query, RemoteRoute, UnderlayLink, UnderlayNeighbour, UnderlayNeighbours,
     link, neighbour,
@@ -233,9 +234,6 @@ impl UnderlayChangeCount {
         self.count.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
-
-/// Interface index, local and remote address.
-pub type TunnelEndpoints = (u32, IpAddr, IpAddr);
 
 /// All tunnels.
 #[derive(Debug, Default)]

@@ -9,10 +9,9 @@ use pdp_wire::outer::HeaderTemplate;
 use pdp_wire::tunnel::Encapsulation;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::{
-    BypassCounters, KernelPortCounters, PortRate, Power, Reason, Traffic, UnderlayHop,
-    UsedNeighbour,
-};
+#[cfg(doc)]
+use super::PortSpec;
+use super::{KernelPortCounters, PortRate, Reason, Traffic, UnderlayHop};
 
 /// From `bpf/pdp_ports.h`.
 const FRACTION_BITS: u32 = 20;
@@ -29,6 +28,51 @@ const FRAME_BYTES: u128 = 1514;
 
 /// Shortest explicit burst, bytes; with less, the longest frame would never pass.
 const BURST_BYTES_MIN: u128 = 2048;
+
+/// CPU budget of a vrouter's kernel threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Power {
+    /// Thousandths of a CPU, at least 1.
+    pub millicores: u32,
+}
+
+/// Frames delivered to a vrouter at a port, by their
+/// further path. All but `short` passed to its stack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BypassCounters {
+    /// Bypassed: sent out of another port, or dropped there. The counters of
+    /// that port include them as sent by the vrouter.
+    pub bypassed: u64,
+    /// There was no lease.
+    pub silent: u64,
+    /// A hook applies to them.
+    pub hooked: u64,
+    /// More than plain routing: options, fragments, an expiring TTL,
+    /// groups, errors, not IP, not for this port, ….
+    pub special: u64,
+    /// No plain unicast route to another port, or that port is down.
+    pub route: u64,
+    /// The neighbour is not known yet.
+    pub neighbour: u64,
+    /// Larger than an MTU on its path.
+    pub too_big: u64,
+    /// The stack must validate the source: an address of the router, or one without a route.
+    pub source: u64,
+}
+
+/// Neighbour that received bypassed frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UsedNeighbour {
+    /// Vrouter of the neighbour: [`PortSpec::vrouter`].
+    pub vrouter: u32,
+    /// Address of the neighbour.
+    pub address: IpAddr,
+    /// Interface of the neighbour, by its index in the vrouter's namespace.
+    pub index: u32,
+    /// Time of the last use, by the machine's monotonic clock
+    /// ([`super::now`]); exact to a quarter of a second.
+    pub at: Duration,
+}
 
 /// `struct bucket`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]

@@ -56,19 +56,20 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::error::{Error, NetContext, Result};
 use crate::ethtool;
 use crate::interface::InterfaceWatch;
-use crate::netlink::{NetlinkPool, set_link};
+use crate::ioctl::named_request;
+use crate::netlink::set_link;
+use crate::netlink_pool::NetlinkPool;
 use crate::netns::{in_thread, within};
-use crate::pins::{self, remove_dir, remove_file};
+use crate::pins::{
+    self, create_link, other, pin_link, pinned_index, pinned_link, program, remove_dir, remove_file,
+};
 use crate::sysctl;
 use crate::tap;
-use crate::xdp::{create_link, other, pin_link, pinned_index, pinned_link, program};
+pub use layout::{BypassCounters, Power, UsedNeighbour};
 use layout::{
     EgressEntry, InnerKey, LimitEntry, OUTSIDE, PortCountsEntry, PortEntry, Taker, TunnelMapKey,
 };
-pub use short::{
-    BypassCounters, BypassExclusions, LEASE_MAX, NO_MTU, Power, USED_MAX, UsedNeighbour, now,
-    reads_hooks,
-};
+pub use short::{BypassExclusions, LEASE_MAX, NO_MTU, USED_MAX, now, reads_hooks};
 use veth::{VethChange as Set, VethInterface};
 
 /// Most ports of one daemon; port numbers are below it.
@@ -476,7 +477,7 @@ impl Ports {
         check_number("port", number)?;
         check_number("vrouter", spec.vrouter)?;
         // The kernel would truncate the name, or report a meaningless error.
-        tap::named_request(&spec.name)?;
+        named_request(&spec.name)?;
         let root = self.root(number)?;
         if let Some(root) = root.as_ref().filter(|root| root.alias == WHOLE)
             && let Some(inner) = self.inner(root, guest)?
@@ -825,9 +826,7 @@ impl Ports {
     /// Attaches the program of one end. Pins its link, replacing the earlier pin.
     fn attach(&self, number: u32, side: PairEnd, netns: BorrowedFd<'_>, index: u32) -> Result<()> {
         let (pin, program) = (self.pin(number, side), &self.programs[side as usize]);
-        if let Some(link) = pinned_link(&pin) {
-            // It may belong to an interface that is gone.
-            let _ = link.detach();
+        if pins::detach_link(&pin) {
             remove_file(&pin)?;
         }
         fs::create_dir_all(self.pins.join(number.to_string())).on("make", pin.display())?;

@@ -46,7 +46,6 @@
 //! (`update_curr`); Documentation/bpf/kfuncs.rst.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -56,13 +55,14 @@ use nix::errno::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::layout::{UsedEntry, Vrouter};
+use super::layout::{Power, UsedEntry, UsedNeighbour, Vrouter};
 #[cfg(doc)]
 use super::{KernelPortCounters, Reason};
 use super::{PortSpec, Ports, WHOLE, check_number};
 use crate::error::{Error, NetContext, Result};
 use crate::napi::{self, is_threaded, set_threaded, threads};
-use crate::xdp::other;
+use crate::pins::other;
+use crate::version::version;
 
 /// Most neighbours whose use can be recorded at once, for all vrouters.
 pub const USED_MAX: u32 = 1 << 14;
@@ -97,51 +97,6 @@ impl BypassExclusions {
         let flags = [self.in_v4, self.in_v6, self.out_v4, self.out_v6];
         flags.iter().zip(0..).map(|(flag, at)| u8::from(*flag) << at).sum()
     }
-}
-
-/// CPU budget of a vrouter's kernel threads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Power {
-    /// Thousandths of a CPU, at least 1.
-    pub millicores: u32,
-}
-
-/// Frames delivered to a vrouter at a port, by their
-/// further path. All but `short` passed to its stack.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BypassCounters {
-    /// Bypassed: sent out of another port, or dropped there. The counters of
-    /// that port include them as sent by the vrouter.
-    pub bypassed: u64,
-    /// There was no lease.
-    pub silent: u64,
-    /// A hook applies to them.
-    pub hooked: u64,
-    /// More than plain routing: options, fragments, an expiring TTL,
-    /// groups, errors, not IP, not for this port, ….
-    pub special: u64,
-    /// No plain unicast route to another port, or that port is down.
-    pub route: u64,
-    /// The neighbour is not known yet.
-    pub neighbour: u64,
-    /// Larger than an MTU on its path.
-    pub too_big: u64,
-    /// The stack must validate the source: an address of the router, or one without a route.
-    pub source: u64,
-}
-
-/// Neighbour that received bypassed frames.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UsedNeighbour {
-    /// Vrouter of the neighbour: [`PortSpec::vrouter`].
-    pub vrouter: u32,
-    /// Address of the neighbour.
-    pub address: IpAddr,
-    /// Interface of the neighbour, by its index in the vrouter's namespace.
-    pub index: u32,
-    /// Time of the last use, by the machine's monotonic clock
-    /// ([`now`]); exact to a quarter of a second.
-    pub at: Duration,
 }
 
 impl Ports {
@@ -287,7 +242,7 @@ impl Ports {
 pub fn reads_hooks() -> bool {
     static OBEYS: LazyLock<bool> = LazyLock::new(|| {
         let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-        crate::probe::version(&release) >= (6, 2)
+        version(&release) >= (6, 2)
     });
     *OBEYS
 }

@@ -7,7 +7,8 @@ use nix::errno::Errno;
 use pdp_netlink::{Message, Request, attributes, error_code, text, u32_at};
 
 use super::PortSpec;
-use crate::netlink::{NEW, NetlinkPool, link_header};
+use crate::netlink::{NEW, link_header};
+use crate::netlink_pool::NetlinkPool;
 
 /// Attributes of linux/veth.h and linux/net_namespace.h.
 const VETH_INFO_PEER: u16 = 1;

@@ -553,7 +553,8 @@ fn whole_frames(wanted: &DevicePlan, device: &InterfaceInfo) -> Result<(), HostE
     if wanted.selection.anybodys() {
         pdp_net::interface::receive_all(&wanted.device)?;
     }
-    if wanted.selection.anybodys() && !pdp_net::ethtool::tags_in_frames(device)? {
+    let peer = device.veth_peer.as_deref();
+    if wanted.selection.anybodys() && !pdp_net::ethtool::tags_in_frames(&device.name, peer)? {
         return Err(HostError::Tags(wanted.device.clone()));
     }
     Ok(())

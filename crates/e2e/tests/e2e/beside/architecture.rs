@@ -37,15 +37,6 @@ const KNOWN: &[(&str, &[&str], &str)] = &[
         "each step passes frames on to the next",
     ),
     ("mux", &["demux", "worker"], "the worker's first step is a part of the worker"),
-    ("net", &["ethtool", "interface", "tap"], "they share ioctls, which are in `tap`"),
-    ("net", &["limits", "pins", "ports", "probe", "xdp"], "XDP programs share pinned maps"),
-    ("net", &["netlink", "netns"], "threads in other namespaces report errors of netlink"),
-    (
-        "net",
-        &["ports::layout", "ports::short"],
-        "the maps of the XDP bypass are among those of ports",
-    ),
-    ("underlay", &[ROOT, "kernel"], "`kernel` asks about tunnels, whose types are at the root"),
     (
         "container",
         &["image", "volumes", "work"],

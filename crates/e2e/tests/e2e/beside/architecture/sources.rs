@@ -16,18 +16,18 @@ use super::graph::Edges;
 /// type is no edge.
 const COMMON_METHODS: &str = "\
     abort accept add all and_then any append arg args as_bytes as_mut as_ref as_slice as_str \
-    binary_search bind borrow bytes cancel chain chars checked_add chunks clear clone cloned \
-    close cmp collect command concat connect contains contains_key copied count create \
-    current_dir cycle deref drain drop elapsed encode end entry enumerate env eq exit extend \
-    fill filter filter_map find first flat_map flatten flush fmt fold from_str get get_mut hash \
-    id index insert inspect into_inner into_iter is_empty is_none is_some iter iter_mut join \
-    keys kill last len line lines listen load lock map map_err matches max min mul name ne new \
-    next nth open or_default or_else parse partition path peek poll pop pop_front pos position \
-    product push push_str range read read_exact read_line recv remove repeat replace report \
-    reserve reset resize retain rev rows run seek send set shrink shuffle shutdown skip sleep \
-    sort source spawn split split_at split_off start starts_with status step stop store \
-    strip_prefix sub sum swap sync take tell text then time to_owned to_string trim truncate \
-    try_recv unpack unwrap update values wait wake windows with write write_all zip";
+    binary_search bind bits borrow bytes cancel chain chars checked_add chunks clear clone \
+    cloned close cmp collect command concat connect contains contains_key copied count create \
+    current_dir cycle deref detach drain drop elapsed encode end entry enumerate env eq exit \
+    extend fill filter filter_map find first flat_map flatten flush fmt fold from_str get \
+    get_mut hash id index insert inspect into_inner into_iter is_empty is_none is_some iter \
+    iter_mut join keys kill last len line lines listen load lock map map_err matches max min mul \
+    name ne new next nth open or_default or_else parse partition path peek poll pop pop_front \
+    pos position product push push_str range read read_exact read_line recv remove repeat \
+    replace report reserve reset resize retain rev rows run seek send set shrink shuffle \
+    shutdown skip sleep sort source spawn split split_at split_off start starts_with status step \
+    stop store strip_prefix sub sum swap sync take tell text then time to_owned to_string trim \
+    truncate try_recv unpack unwrap update values wait wake windows with write write_all zip";
 
 /// A module: its name (`a::b`, empty for the crate's root) and its items outside of tests.
 pub struct Module {
