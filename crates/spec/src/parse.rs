@@ -5,8 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::Deserialize;
+
 use crate::diagnostic::Diagnostic;
-use crate::expand::{self, Expanded};
+use crate::expand::{self, SharedSettings};
 use crate::frames;
 use crate::limits::{DIAGNOSTICS_MAX, FILE_BYTES_MAX, PCAP_BYTES_MAX};
 use crate::nearest::nearest;
@@ -27,10 +29,9 @@ impl SourceFile {
     ) -> Self {
         let (name, text) = (name.into(), text.into());
         let mut attachments = BTreeMap::new();
-        for document in tree::read(&text).unwrap_or_default() {
+        for mut document in tree::read(&text).unwrap_or_default() {
             // Errors of expansion are reported later, whatever files it names.
-            let expanded = written_out(&document).ok().flatten();
-            let document = expanded.map_or(document, |expanded| expanded.document);
+            let _ = write_out(&mut document);
             for_each_named(&document.value, |path, kind| {
                 attachments.entry(path.to_owned()).or_insert_with(|| match kind {
                     NamedFile::Text => String::from_utf8(read(path, FILE_BYTES_MAX)?)
@@ -194,7 +195,7 @@ pub fn parse(files: &[SourceFile]) -> Result<Vec<Document>, Vec<Diagnostic>> {
         match tree::read(&file.text) {
             Ok(trees) => {
                 for tree in trees {
-                    documents.extend(parse_document(file, &tree, &mut diagnostics));
+                    documents.extend(parse_document(file, tree, &mut diagnostics));
                 }
             }
             Err(syntax) => diagnostics.push(Diagnostic {
@@ -239,7 +240,7 @@ pub(crate) fn at_most(mut diagnostics: Vec<Diagnostic>) -> Vec<Diagnostic> {
 }
 
 /// Expands a virtual network's document to single nodes and links.
-fn written_out(document: &Tree) -> Result<Option<Expanded>, Vec<SchemaFault>> {
+fn write_out(document: &mut Tree) -> Result<Option<Vec<SharedSettings>>, Vec<SchemaFault>> {
     match document.value.text("kind") {
         Some("VirtualNetwork") => expand::expand(document),
         _ => Ok(None),
@@ -267,7 +268,7 @@ fn foreign(tree: &Tree) -> Option<&'static str> {
 
 fn parse_document(
     file: &SourceFile,
-    tree: &Tree,
+    mut tree: Tree,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Option<Document> {
     let found = diagnostics.len();
@@ -283,12 +284,12 @@ fn parse_document(
         });
     };
     let kinds = ["Substrate", "VirtualNetwork", "Tenant"];
-    let kind = tree.value.text("kind").unwrap_or("");
+    let kind = &*tree.value.text("kind").unwrap_or("").to_owned();
     let Some(schema) = schema::of_kind(kind) else {
         let place = tree.value.get("kind").map_or(tree.position, |kind| kind.position);
         let hint = match nearest(kind, kinds.into_iter()) {
             Some(nearest) => format!("did you mean {nearest}?"),
-            None => foreign(tree)
+            None => foreign(&tree)
                 .unwrap_or("write kind: Substrate, kind: VirtualNetwork or kind: Tenant")
                 .into(),
         };
@@ -303,44 +304,34 @@ fn parse_document(
         );
         return None;
     };
-    let name = tree.value.get("metadata").and_then(|m| m.value.text("name")).unwrap_or("?");
+    let name = tree.value.get("metadata").and_then(|m| m.value.text("name"));
+    let name = &*name.unwrap_or("?").to_owned();
     let mut report = |fault: SchemaFault| {
         report(fault.position, label(kind, name, &fault.path), fault.message, fault.hint);
     };
-    let expanded = match written_out(tree) {
-        Ok(None) => None,
-        Ok(Some(Expanded { mut document, shared_settings: given })) => {
-            shape::numbers(&schema, &mut document);
-            let given = given.into_iter().flat_map(|(path, mut tree, of)| {
+    match write_out(&mut tree) {
+        Ok(None) => shape::faults(&schema, &tree).into_iter().for_each(report),
+        Ok(Some(shared)) => {
+            shape::numbers(&schema, &mut tree);
+            let shared = shared.into_iter().flat_map(|(path, mut tree, of)| {
                 shape::numbers_of_part(&schema, of, &mut tree);
                 shape::faults_of_part(&schema, of, &tree, &path)
             });
             // Errors in shared settings are reported once.
             let mut reported = BTreeSet::new();
-            for fault in given.chain(shape::faults(&schema, &document)) {
+            for fault in shared.chain(shape::faults(&schema, &tree)) {
                 let words: String = fault.message.chars().filter(|c| !c.is_ascii_digit()).collect();
                 if reported.insert((fault.position, words)) {
                     report(fault);
                 }
             }
-            Some(document)
         }
-        Err(faults) => {
-            faults.into_iter().for_each(report);
-            return None;
-        }
-    };
-    let tree = match &expanded {
-        Some(document) => document,
-        None => {
-            shape::faults(&schema, tree).into_iter().for_each(report);
-            tree
-        }
-    };
+        Err(faults) => faults.into_iter().for_each(report),
+    }
     if diagnostics.len() > found {
         return None;
     }
-    let object = match serde_json::from_value::<Object>(tree.value.to_json()) {
+    let object = match Object::deserialize(&tree) {
         Ok(object) => object,
         Err(error) => {
             diagnostics.push(Diagnostic {

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::value::{MapDeserializer, SeqDeserializer};
+use serde::de::{self, Deserialize, Deserializer, IntoDeserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
 use serde_saphyr::budget::BudgetBreach;
 use serde_saphyr::options::DuplicateKeyPolicy;
@@ -85,19 +86,11 @@ impl YamlValue {
         }
     }
 
-    /// Converts to JSON. Of duplicate keys, the last one counts.
-    pub fn to_json(&self) -> serde_json::Value {
+    /// Returns the value of a mapping's key, to change it.
+    pub fn get_mut(&mut self, key: &str) -> Option<&mut Tree> {
         match self {
-            Self::Null => serde_json::Value::Null,
-            Self::Bool(value) => (*value).into(),
-            Self::Unsigned(value) => (*value).into(),
-            Self::Signed(value) => (*value).into(),
-            Self::Float(value) => (*value).into(),
-            Self::Text(text) => text.as_str().into(),
-            Self::List(items) => items.iter().map(|item| item.value.to_json()).collect(),
-            Self::Map(entries) => {
-                entries.iter().map(|(_, k, v)| (k.clone(), v.value.to_json())).collect()
-            }
+            Self::Map(entries) => entries.iter_mut().find(|(_, k, _)| k == key).map(|(_, _, v)| v),
+            _ => None,
         }
     }
 }
@@ -133,6 +126,43 @@ impl Tree {
             _ => self.position,
         };
         places.insert(path.0.clone(), place);
+    }
+}
+
+/// Gives a tree's values to a type that takes any kind of value first, as types with a tag do.
+impl<'de> Deserializer<'de> for &'de Tree {
+    type Error = serde_json::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+        match &self.value {
+            YamlValue::Null => visitor.visit_unit(),
+            YamlValue::Bool(value) => visitor.visit_bool(*value),
+            YamlValue::Unsigned(value) => visitor.visit_u64(*value),
+            YamlValue::Signed(value) => visitor.visit_i64(*value),
+            // JSON has no other numbers.
+            YamlValue::Float(value) if !value.is_finite() => visitor.visit_unit(),
+            YamlValue::Float(value) => visitor.visit_f64(*value),
+            YamlValue::Text(text) => visitor.visit_borrowed_str(text),
+            YamlValue::List(items) => visitor.visit_seq(SeqDeserializer::new(items.iter())),
+            YamlValue::Map(entries) => {
+                let entries = entries.iter().map(|(_, key, value)| (key.as_str(), value));
+                visitor.visit_map(MapDeserializer::new(entries))
+            }
+        }
+    }
+
+    serde::forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option
+        unit unit_struct newtype_struct seq tuple tuple_struct map struct enum identifier
+        ignored_any
+    }
+}
+
+impl<'de> IntoDeserializer<'de, serde_json::Error> for &'de Tree {
+    type Deserializer = Self;
+
+    fn into_deserializer(self) -> Self {
+        self
     }
 }
 
@@ -327,4 +357,22 @@ pub(crate) struct SchemaFault {
     pub path: JsonPointer,
     pub message: String,
     pub hint: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::object::Object;
+
+    #[test]
+    fn objects_read_every_kind_of_value_as_from_json() {
+        let text = "{kind: Tenant, apiVersion: pdp/v1, metadata: {name: a}, status: {none: ~, \
+                    yes: true, one: 1, less: -1, half: 0.5, huge: .inf, text: '7', \
+                    list: [1, b], map: {c: d}}}";
+        let trees = read(text).unwrap_or_else(|error| panic!("{}", error.message));
+        let Object::Tenant(tenant) = Object::deserialize(&trees[0]).unwrap() else { panic!() };
+        let expected = serde_json::json!({"none": null, "yes": true, "one": 1, "less": -1,
+            "half": 0.5, "huge": null, "text": "7", "list": [1, "b"], "map": {"c": "d"}});
+        assert_eq!(tenant.status.map(serde_json::Value::Object), Some(expected));
+    }
 }

@@ -41,20 +41,16 @@ const VALUE_BYTES: usize = 64;
 
 type MapEntry = (TextPosition, String, Tree);
 
-/// An expanded document.
-pub(crate) struct Expanded {
-    /// The document.
-    pub document: Tree,
-    /// Shared settings, with the type of object that they
-    /// are for, so that unused ones are checked too.
-    pub shared_settings: Vec<(JsonPointer, Tree, &'static str)>,
-}
+/// Settings that objects share: their path, their value, and the type of these objects.
+pub(crate) type SharedSettings = (JsonPointer, Tree, &'static str);
 
-/// Expands a virtual network's document; `None` if there is nothing to expand.
+/// Expands a virtual network's document. Returns its shared settings, so that unused ones are
+/// checked too; `None` if there is nothing to expand.
 ///
 /// # Errors
-/// Obstacles to the expansion. Errors that a check of the result's shape finds are not included.
-pub(crate) fn expand(document: &Tree) -> Result<Option<Expanded>, Vec<SchemaFault>> {
+/// Obstacles to the expansion; the document stays as it is. Errors that a check of the result's
+/// shape finds are not included.
+pub(crate) fn expand(document: &mut Tree) -> Result<Option<Vec<SharedSettings>>, Vec<SchemaFault>> {
     let Some(YamlValue::Map(spec)) = document.value.get("spec").map(|spec| &spec.value) else {
         return Ok(None);
     };
@@ -81,12 +77,10 @@ pub(crate) fn expand(document: &Tree) -> Result<Option<Expanded>, Vec<SchemaFaul
     if !expansion.faults.is_empty() {
         return Err(expansion.faults);
     }
-    let YamlValue::Map(mut whole) = document.value.clone() else { return Ok(None) };
-    for (_, _, tree) in whole.iter_mut().filter(|(_, key, _)| key == "spec").take(1) {
-        tree.value = YamlValue::Map(std::mem::take(&mut entries));
+    if let Some(spec) = document.value.get_mut("spec") {
+        spec.value = YamlValue::Map(entries);
     }
-    let document = Tree { position: document.position, value: YamlValue::Map(whole) };
-    Ok(Some(Expanded { document, shared_settings: given }))
+    Ok(Some(given))
 }
 
 /// True if a text has a placeholder, which is not replaced where a name has no range.
@@ -274,7 +268,7 @@ impl<'a> Expansion<'a> {
     }
 
     /// Returns all shared settings once each, expanded for a first object.
-    fn given(&mut self) -> Vec<(JsonPointer, Tree, &'static str)> {
+    fn given(&mut self) -> Vec<SharedSettings> {
         let values = Values { name: Some("name"), n: Some(1), m: Some(1), i: Some(1) };
         let mut given = Vec::new();
         for key in KEYS {
