@@ -140,13 +140,13 @@ impl MuxControl {
     pub fn put_vnet(&self, spec: mux::VnetConfig) -> Result<MuxReply, RequestRefusal> {
         check::check(&spec)?;
         let mut state = self.state();
-        let (wanted, spec) = (spec.clone(), schedule::at(&spec, schedule::now_ns()));
+        let at_ns = schedule::now_ns();
         let vnet = match state.vnets.get(&spec.name) {
-            Some(known) if known.wanted == wanted => return Ok(MuxReply::Done),
+            Some(known) if known.spec == spec => return Ok(MuxReply::Done),
             Some(known) => {
                 let moved = !layout(&known.spec).eq(layout(&spec));
                 let generation = if moved { state.generation + 1 } else { known.generation };
-                KnownVnet { wanted, spec, generation, ..known.clone() }
+                KnownVnet { spec, at_ns, generation, ..known.clone() }
             }
             None => {
                 let (worker, slot) = state
@@ -154,7 +154,7 @@ impl MuxControl {
                     .ok_or(format!("vnet {}: a worker has at most {VNETS_MAX} vnets", spec.name))?;
                 let (generation, classes) = (state.generation + 1, TrafficClasses::new());
                 let scheduled = Arc::default();
-                KnownVnet { wanted, spec, worker, slot, generation, classes, scheduled }
+                KnownVnet { spec, at_ns, worker, slot, generation, classes, scheduled }
             }
         };
         self.install(&mut state, vnet, None)?;
@@ -171,10 +171,11 @@ impl MuxControl {
         moved: Option<&str>,
     ) -> Result<(), RequestRefusal> {
         let name = vnet.spec.name.clone();
-        vnet.classes = state.classes(&vnet);
+        let spec = schedule::at(&vnet.spec, vnet.at_ns);
+        vnet.classes = state.classes(&vnet, &spec);
         let classifier = Arc::new(state.classifier(Some(&vnet), None)?);
         let mut refused = None;
-        let mut made = MuxVnet::new(&vnet.spec, vnet.slot, vnet.generation, |number, end| {
+        let mut made = MuxVnet::new(&spec, vnet.slot, vnet.generation, |number, end| {
             let path = self.vlink_path(state, &vnet, number, end);
             path.map_err(|error| refused.get_or_insert(error).len()).ok()
         });
@@ -182,12 +183,13 @@ impl MuxControl {
             return Err(format!("vnet {name}: {error}").into());
         }
         let before = state.vnets.get(&name);
-        made.changed = before.and_then(|before| changed(&before.spec, &vnet.spec, moved));
+        made.changed = before
+            .and_then(|before| changed(&schedule::at(&before.spec, before.at_ns), &spec, moved));
         let sockets: Vec<_> = slowpaths(&vnet.spec).map(|it| it.socket.clone()).collect();
         let new: Vec<_> = sockets.into_iter().filter(|it| !self.slowpaths.listens(it)).collect();
         let owner = SocketOwner::Vnet(name.clone());
         let prepared = self.listener.prepare(owner, expected(&vnet)?, &new)?;
-        made.set_engines(&vnet.spec, |spec| self.engine(spec, &vnet))
+        made.set_engines(&spec, |spec| self.engine(spec, &vnet))
             .map_err(|error| format!("vnet {name}: {error}"))?;
         self.set_classes(state, &vnet.classes)?;
         self.replace(&vnet, Some(made), &classifier)?;
@@ -446,8 +448,8 @@ mod tests {
             };
             let (worker, slot) = state.free_vnet(&spec, 2).unwrap();
             let (classes, scheduled) = (TrafficClasses::new(), Arc::default());
-            let wanted = spec.clone();
-            let known = KnownVnet { wanted, spec, worker, slot, generation: 1, classes, scheduled };
+            let (at_ns, generation) = (0, 1);
+            let known = KnownVnet { spec, at_ns, worker, slot, generation, classes, scheduled };
             state.vnets.insert(name, known);
             worker
         };

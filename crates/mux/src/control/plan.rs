@@ -128,9 +128,9 @@ impl KnownExternal {
 #[derive(Clone)]
 pub struct KnownVnet {
     /// Spec as requested.
-    pub wanted: mux::VnetConfig,
-    /// The spec as its schedules have it now.
     pub spec: mux::VnetConfig,
+    /// Time of the state of its schedules that is installed, by their clock.
+    pub at_ns: u64,
     /// Worker that has the vnet.
     pub worker: usize,
     /// Slot of the vnet there.
@@ -234,9 +234,10 @@ impl PlanState {
         (0..VNETS_MAX as u16).find(|slot| !taken.contains(slot)).map(|slot| (worker, slot))
     }
 
-    /// Returns the traffic classes of a vnet: its existing ones, and new ones.
-    pub fn classes(&self, vnet: &KnownVnet) -> TrafficClasses {
-        let ends = outside_ends(&vnet.spec).filter_map(|end| {
+    /// Returns the traffic classes of a vnet whose schedules make it
+    /// `spec`: its existing ones, and new ones.
+    pub fn classes(&self, vnet: &KnownVnet, spec: &mux::VnetConfig) -> TrafficClasses {
+        let ends = outside_ends(spec).filter_map(|end| {
             let slot = self.external_slot(end.interface)?;
             let known = self.externals[slot].as_ref()?;
             let capacity = known.capacity.as_ref().filter(|_| known.spec.capacity_bps.is_some())?;

@@ -25,10 +25,11 @@ pub fn now_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Returns the vnet's spec at a given time.
-pub fn at(wanted: &mux::VnetConfig, now_ns: u64) -> mux::VnetConfig {
-    let vlinks = wanted.vlinks.iter().map(|vlink| vlink.at(now_ns)).collect();
-    mux::VnetConfig { vlinks, ..wanted.clone() }
+/// Returns a vnet's spec as its schedules have it at a given time.
+pub fn at(spec: &mux::VnetConfig, now_ns: u64) -> mux::VnetConfig {
+    let mux::VnetConfig { name, police, nodes, vlinks } = spec;
+    let vlinks = vlinks.iter().map(|vlink| vlink.at(now_ns)).collect();
+    mux::VnetConfig { name: name.clone(), police: *police, nodes: nodes.clone(), vlinks }
 }
 
 impl MuxControl {
@@ -51,7 +52,7 @@ impl MuxControl {
         let mut state = self.state();
         let now_ns = now_ns();
         let next_ns = |vnet: &KnownVnet| {
-            let schedules = vnet.wanted.vlinks.iter().filter_map(|vlink| vlink.schedule.as_ref());
+            let schedules = vnet.spec.vlinks.iter().filter_map(|vlink| vlink.schedule.as_ref());
             schedules.map(|schedule| schedule.next_ns(now_ns).unwrap_or(u64::MAX)).min()
         };
         let scheduled = state.vnets.values().filter(|it| next_ns(it).is_some());
@@ -59,12 +60,12 @@ impl MuxControl {
         let next_ns = scheduled.iter().filter_map(next_ns).min()?;
         let mut wait = CHECK_INTERVAL.min(Duration::from_nanos(next_ns.saturating_sub(now_ns)));
         for known in scheduled {
-            let spec = at(&known.wanted, now_ns);
-            if spec == known.spec {
+            let same = |vlink: &mux::Vlink| vlink.at(now_ns) == vlink.at(known.at_ns);
+            if known.spec.vlinks.iter().all(same) {
                 continue;
             }
-            let name = spec.name.clone();
-            match self.install(&mut state, KnownVnet { spec, ..known }, None) {
+            let name = known.spec.name.clone();
+            match self.install(&mut state, KnownVnet { at_ns: now_ns, ..known }, None) {
                 Ok(()) => info!("vnet {name}: applied a step of its schedule"),
                 Err(error) => {
                     warn!("vnet {name}: can't apply a step of its schedule: {error:?}");
