@@ -279,7 +279,7 @@ pub fn redirects(device: &str) -> Option<bool> {
 pub fn detach(pins: &Path) -> Result<()> {
     pins::detach_link(&pins.join(LINK));
     if let (Some(index), Ok(map)) = (filtered(pins), settings(pins)) {
-        // As above. The descriptor is not used here.
+        // The interface may be gone. The descriptor is not used here.
         let _ = hook(map.as_fd(), index).detach();
     }
     [LINK].iter().chain(&MAPS).try_for_each(|name| remove_file(&pins.join(name)))?;

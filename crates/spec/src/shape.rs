@@ -188,7 +188,7 @@ impl<'a> SchemaWalk<'a> {
     ) {
         match &tree.value {
             YamlValue::Map(entries) => match self.schema_of_kind(fitting, entries) {
-                Ok(schema) => self.visit_map(schema, fitting, entries, path, key),
+                Ok(schema) => self.visit_entries(schema, fitting, entries, path, key),
                 Err(Some((kind, words))) => self.not_of(words, kind, &path.key(KIND)),
                 Err(None) => {}
             },
@@ -258,7 +258,7 @@ impl<'a> SchemaWalk<'a> {
         self.fault(tree.position, path, message, hint);
     }
 
-    fn visit_map(
+    fn visit_entries(
         &mut self,
         schema: &'a Json,
         fitting: &[&'a Json],
