@@ -4,6 +4,7 @@
 //! |---|---|---|---|
 //! | mux control | mux | pdpd | [`mux`] |
 //! | TAP control | TAP helper | pdpd | [`tap`] |
+//! | card control | card | pdpd | [`card`] |
 //! | mirror control | route mirror | pdpd | [`mirror`] |
 //! | management control (nothing is said) | management helper | pdpd | [`management`] |
 //! | routes | route mirror | forwarding guests, mux | [`routes`] |
@@ -15,8 +16,10 @@
 
 #![forbid(unsafe_code)]
 
+pub mod card;
 pub mod channel;
 pub mod limits;
+pub mod listener;
 pub mod management;
 pub mod mirror;
 pub mod mux;

@@ -6,10 +6,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use pdp_memif::{Buf, ConnectionState, MemifClient, MemifSettings};
+use pdp_proto::listener::ControlListener;
 use pdp_wire::tag::{Tag, TagVerdict};
 use rustix::event::{Timespec, epoll};
 
-use crate::control::TapControl;
+use crate::control;
 use crate::ports::TapPorts;
 
 /// Time between attempts to reach a mux, milliseconds.
@@ -43,7 +44,7 @@ const CONNECTION: u64 = 4;
 pub struct TapService {
     trunk: MemifClient,
     tried: Instant,
-    control: Option<TapControl>,
+    control: Option<ControlListener>,
     ports: TapPorts,
     epoll: OwnedFd,
     /// True if the TAPs are watched. They are not while the trunk has no room.
@@ -56,7 +57,7 @@ pub struct TapService {
 
 impl TapService {
     /// Makes a helper without TAPs.
-    pub fn new(trunk: &Path, control: Option<TapControl>) -> anyhow::Result<Self> {
+    pub fn new(trunk: &Path, control: Option<ControlListener>) -> anyhow::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let trunk = MemifClient::new(trunk, 0, "pdp-tap", TRUNK)?;
         watch(&epoll, &trunk, BELL)?;
@@ -178,8 +179,11 @@ impl TapService {
     /// Answers pdpd. Watches the TAPs anew, since they may have changed.
     fn serve(&mut self) -> io::Result<()> {
         self.stop_watching_taps()?;
-        if let Some(control) = &mut self.control {
-            control.serve(&mut self.ports);
+        let Self { control, ports, .. } = self;
+        if let Some(control) = control {
+            control.serve("pdp-tap", |request, fds, channel| {
+                control::answer(request, fds, channel, ports)
+            });
         }
         self.watch_taps()
     }

@@ -15,7 +15,7 @@
 //! - pdpd passes the TAPs on the control socket; a new pdpd gets them back there
 //!   ([`pdp_proto::tap`]). Without control socket (inside a guest) they are inherited.
 //!
-//! Limits: [`VPORTS_MAX`] TAPs, frames of 64 KiB, [`control::CONNECTIONS_MAX`] control connections.
+//! Limits: [`VPORTS_MAX`] TAPs, frames of 64 KiB, [`CONNECTIONS_MAX`] control connections.
 
 mod control;
 mod helper;
@@ -27,9 +27,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
+#[cfg(doc)]
+use pdp_proto::listener::CONNECTIONS_MAX;
+use pdp_proto::listener::ControlListener;
 use pdp_wire::tag::VPORTS_MAX;
-
-use crate::control::TapControl;
 
 /// Forward frames between TAPs and the mux.
 #[derive(Debug, Parser)]
@@ -78,7 +79,7 @@ fn main() -> anyhow::Result<()> {
     let inherited = take_inherited(&arguments.inherit)?;
     let control = || -> std::io::Result<_> {
         let listener = std::io::stdin().as_fd().try_clone_to_owned()?;
-        TapControl::new(listener.into())
+        ControlListener::new(listener.into())
     };
     let control = arguments.control.then(control).transpose();
     let control = control.context("standard input must be a listening Unix socket")?;
