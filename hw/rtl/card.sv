@@ -45,6 +45,12 @@ module card
     output logic        [LINES-1:0]                 last_o,
     output frame_meta_t [LINES-1:0]                 meta_o,
 
+    // The verdict on each frame that entered, in the order of the frames: what a completion queue
+    // to the host would hold. Frames that are too long have none.
+    output logic        decided_o,
+    output port_t       decided_port_o,  // ingress port
+    output frame_meta_t decided_meta_o,
+
     // Registers: AXI-Lite. Address: page in bits 24:16, offset in bits 15:0.
     input  logic        awvalid_i,
     output logic        awready_o,
@@ -86,6 +92,13 @@ module card
   logic [QUEUE_BITS-1:0] sent_queue;
   length_t sent_length;
   ve_t header_ve;
+
+  assign decided_o = dropped || unqueued || queued;
+  assign decided_port_o = ingress.port;
+  always_comb begin
+    decided_meta_o = meta;
+    if (unqueued) decided_meta_o.verdict = DROP_QUEUE;
+  end
 
   card_top #(
       .DATA_BITS    (DATA_BITS),

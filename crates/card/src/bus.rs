@@ -14,6 +14,13 @@ pub struct RegisterWrite {
     pub data: u32,
 }
 
+impl RegisterWrite {
+    /// VE of the page; `None` for the super page.
+    pub fn ve(&self) -> Option<u8> {
+        (self.address >> 16).checked_sub(1).map(|ve| ve as u8)
+    }
+}
+
 /// Returns the writes that put an entry into a table, by the page at `base`.
 fn entry_writes(base: u32, word: &TableWord) -> impl Iterator<Item = RegisterWrite> + use<> {
     let table = word.table as u32;
@@ -88,10 +95,21 @@ impl BusScheduler {
         self.queues[usize::from(ve)].entries.extend(writes);
     }
 
-    /// Number of a VE's entries that wait for the bus. If it is high, the caller should read no
-    /// more changes of that VE for now.
+    /// Number of a VE's entries that wait for the bus or have not been taken whole. If it is high,
+    /// the caller should read no more changes of that VE for now.
     pub fn waiting(&self, ve: u8) -> usize {
-        self.queues[usize::from(ve)].entries.len()
+        let is_current = self.current.front().and_then(RegisterWrite::ve) == Some(ve);
+        self.queues[usize::from(ve)].entries.len() + usize::from(is_current)
+    }
+
+    /// True if no entry waits for the bus.
+    pub fn is_empty(&self) -> bool {
+        self.current.is_empty() && self.queues.iter().all(|queue| queue.entries.is_empty())
+    }
+
+    /// Discards a VE's entries, except the rest of one that has been taken in part.
+    pub fn clear(&mut self, ve: u8) {
+        self.queues[usize::from(ve)].entries.clear();
     }
 
     /// Takes the next register write.

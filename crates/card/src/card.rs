@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use crate::bus::{RegisterWrite, super_writes, ve_writes};
 #[cfg(card_models)]
 use crate::ffi::{self, Pins};
+use crate::lines::{CardInput, CardOutput, FrameLines};
 use crate::table::TableWrite;
 use crate::{CardSizes, CardVerdict};
 
@@ -14,7 +15,8 @@ pub const PORTS: u8 = 4;
 /// The line of the host. The others are the ports.
 pub const HOST_LINE: u8 = PORTS;
 
-const LINES: usize = PORTS as usize + 1;
+/// Ports and the host.
+pub(crate) const LINES: usize = PORTS as usize + 1;
 
 /// Metadata that leaves the card with a frame; `frame_meta_t` of card_frame_pkg.sv.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,56 +35,50 @@ pub struct FrameMeta {
     pub segment: u16,
 }
 
-/// A frame that has left the card.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CardOutput {
-    /// Cycle of the first beat.
-    pub cycle: u64,
+/// The part of a frame that enters next at a line.
+#[derive(Clone, Copy, Debug)]
+pub struct LineFrame<'a> {
+    /// Bytes that have not entered, at least one.
+    pub rest: &'a [u8],
+    /// 12 bits: at a port, the segment on which the frame arrives; at [`HOST_LINE`], `ve << 4 |
+    /// vport` by which it leaves.
+    pub user: u16,
+}
+
+/// A beat that leaves at a line.
+#[derive(Clone, Copy, Debug)]
+pub struct LineBeat<'a> {
     /// Port, or [`HOST_LINE`].
     pub line: u8,
-    /// The frame.
-    pub bytes: Vec<u8>,
-    /// Metadata of the frame.
+    /// Bytes of the frame.
+    pub bytes: &'a [u8],
+    /// The beat is the frame's last one.
+    pub last: bool,
+    /// Metadata of the frame, the same in each of its beats.
     pub meta: FrameMeta,
 }
 
-/// A frame that has entered the card.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CardInput {
-    /// Cycle of the last beat.
-    pub cycle: u64,
-    /// Port, or [`HOST_LINE`].
-    pub line: u8,
+/// Source and sink of the frames at the card's lines. The calls of a cycle come in the order of
+/// the methods.
+pub trait CardLines {
+    /// Returns the frame that is next to enter at a line.
+    fn next(&self, line: u8) -> Option<LineFrame<'_>>;
+
+    /// A beat with the next `bytes` bytes has entered at a line.
+    fn enter(&mut self, line: u8, bytes: usize, cycle: u64);
+
+    /// A verdict on the oldest frame of a line that has entered whole and has none.
+    fn decide(&mut self, line: u8, meta: FrameMeta);
+
+    /// A beat leaves.
+    fn leave(&mut self, beat: LineBeat<'_>, cycle: u64);
 }
 
-/// A frame that waits at a line.
-#[derive(Clone, Debug)]
-struct PendingFrame {
-    bytes: Vec<u8>,
-    user: u16,
-    /// Bytes that have entered.
-    sent: usize,
-}
-
-/// A frame of which some beats have left.
-#[derive(Clone, Debug, Default)]
-struct LeavingFrame {
-    first_cycle: u64,
-    bytes: Vec<u8>,
-}
-
-/// A cycle's outputs of one line.
-#[derive(Clone, Debug)]
-struct BeatOut {
-    bytes: Vec<u8>,
-    last: bool,
-    meta: u32,
-}
-
-/// A cycle's inputs that do not depend on the width.
+/// A cycle's inputs beside the lines.
 #[derive(Clone, Copy, Debug, Default)]
 struct CycleIn {
     reset: bool,
+    cycle: u64,
     now: u64,
     ready: u8,
     write_address: Option<u32>,
@@ -90,11 +86,9 @@ struct CycleIn {
     read_address: Option<u32>,
 }
 
-/// A cycle's outputs.
-#[derive(Clone, Debug, Default)]
-struct CycleOut {
-    ready: u8,
-    beats: [Option<BeatOut>; LINES],
+/// A cycle's outputs to the bus.
+#[derive(Clone, Copy, Debug, Default)]
+struct BusOut {
     takes_address: bool,
     takes_data: bool,
     takes_read: bool,
@@ -139,7 +133,7 @@ impl CardInstance {
         }
     }
 
-    fn step(&mut self, input: &CycleIn, lines: &[VecDeque<PendingFrame>; LINES]) -> CycleOut {
+    fn step(&mut self, input: &CycleIn, lines: &mut impl CardLines) -> BusOut {
         match self {
             Self::Wide(instance) => step(instance, input, lines),
             #[cfg(card_more)]
@@ -164,24 +158,30 @@ fn set_bits(to: &mut [u8], at: usize, width: usize, value: usize) {
     }
 }
 
+/// Number of a line in registers and in verdicts.
+#[cfg(card_models)]
+fn line_of(port: u8) -> u8 {
+    if port == crate::header::HOST_PORT { HOST_LINE } else { port }
+}
+
 #[cfg(card_models)]
 fn step<const BYTES: usize, const COUNTS: usize>(
     instance: &mut ffi::Instance<ffi::CardPins<BYTES, COUNTS>, ffi::CardResultPins<BYTES, COUNTS>>,
     input: &CycleIn,
-    lines: &[VecDeque<PendingFrame>; LINES],
-) -> CycleOut {
+    lines: &mut impl CardLines,
+) -> BusOut {
     let count_bits = BYTES.ilog2() as usize + 1;
     let mut pins = ffi::CardPins::zero();
     (pins.rst, pins.now_i, pins.ready_i) = (input.reset.into(), input.now, input.ready);
-    let (mut data, mut counts) = ([[0; BYTES]; LINES], [0; COUNTS]);
-    for (line, frames) in lines.iter().enumerate() {
-        let Some(frame) = frames.front() else { continue };
-        let rest = &frame.bytes[frame.sent..];
-        let count = rest.len().min(BYTES);
+    let (mut data, mut counts, mut offered) = ([[0; BYTES]; LINES], [0; COUNTS], [0; LINES]);
+    for line in 0..LINES {
+        let Some(frame) = lines.next(line as u8) else { continue };
+        let count = frame.rest.len().min(BYTES);
+        offered[line] = count;
         pins.valid_i |= 1 << line;
-        data[line][..count].copy_from_slice(&rest[..count]);
+        data[line][..count].copy_from_slice(&frame.rest[..count]);
         set_bits(&mut counts, line * count_bits, count_bits, count);
-        pins.last_i |= u8::from(rest.len() <= BYTES) << line;
+        pins.last_i |= u8::from(frame.rest.len() <= BYTES) << line;
         pins.user_i |= u64::from(frame.user) << (12 * line);
     }
     (pins.data_i, pins.bytes_i) = (data, counts);
@@ -195,20 +195,28 @@ fn step<const BYTES: usize, const COUNTS: usize>(
     (pins.bready_i, pins.rready_i) = (1, 1);
     let outputs = instance.step_before_edge(&pins);
     let (data, counts, meta) = (outputs.data_o, outputs.bytes_o, outputs.meta_o);
-    let beat = |line: usize| {
+    // Registers have any contents before the first reset.
+    let [taken, leaves] = [(outputs.ready_o, pins.valid_i), (outputs.valid_o, input.ready)]
+        .map(|(from, to)| if input.reset { 0 } else { from & to });
+    for line in (0..LINES).filter(|line| taken >> line & 1 != 0) {
+        lines.enter(line as u8, offered[line], input.cycle);
+    }
+    if !input.reset && outputs.decided_o != 0 {
+        let meta = FrameMeta::from_bits(outputs.decided_meta_o);
+        lines.decide(line_of(outputs.decided_port_o), meta);
+    }
+    for line in (0..LINES).filter(|line| leaves >> line & 1 != 0) {
         let count = bits(&counts, line * count_bits, count_bits) as usize;
-        // Registers have any contents before the first reset.
-        let valid = !input.reset && outputs.valid_o >> line & 1 != 0;
-        valid.then(|| BeatOut {
-            bytes: data[line][..count].to_vec(),
+        let beat = LineBeat {
+            line: line as u8,
+            bytes: &data[line][..count],
             last: outputs.last_o >> line & 1 != 0,
-            meta: bits(&meta, 30 * line, 30),
-        })
-    };
+            meta: FrameMeta::from_bits(bits(&meta, 30 * line, 30)),
+        };
+        lines.leave(beat, input.cycle);
+    }
     let read = if outputs.rresp_o == 0 { Ok(outputs.rdata_o) } else { Err(ReadRefused) };
-    CycleOut {
-        ready: outputs.ready_o,
-        beats: std::array::from_fn(beat),
+    BusOut {
         takes_address: outputs.awready_o != 0,
         takes_data: outputs.wready_o != 0,
         takes_read: outputs.arready_o != 0,
@@ -232,15 +240,11 @@ impl FrameMeta {
 
 /// A model of `card`. Its memories begin with random contents, its queues empty.
 #[derive(Debug)]
-pub struct CardModel {
+pub struct CardModel<L = FrameLines> {
     #[cfg(card_models)]
     instance: CardInstance,
-    sizes: CardSizes,
+    lines: L,
     cycles: u64,
-    lines: [VecDeque<PendingFrame>; LINES],
-    leaving: [LeavingFrame; LINES],
-    inputs: Vec<CardInput>,
-    outputs: Vec<CardOutput>,
     write_addresses: VecDeque<u32>,
     write_data: VecDeque<u32>,
     read_address: Option<u32>,
@@ -255,16 +259,49 @@ impl CardModel {
 
     /// Makes a model and resets it; the memories' first contents depend on `seed`. Returns `None`
     /// if there is no model of these sizes, or the crate was built without models.
-    #[cfg(card_models)]
     pub fn new(sizes: CardSizes, seed: u32) -> Option<Self> {
+        Self::with_lines(sizes, seed, FrameLines::default())
+    }
+
+    /// Simulates a reset of three cycles. Frames on the way are lost, and so are register accesses.
+    /// The memories keep their contents.
+    pub fn reset(&mut self) {
+        self.lines = FrameLines::default();
+        self.reset_card();
+    }
+
+    /// Appends a frame to those that wait at a line; see [`FrameLines::send`].
+    ///
+    /// # Panics
+    /// If the frame is empty, or `user` has more than 12 bits.
+    pub fn send(&mut self, line: u8, frame: &[u8], user: u16) {
+        self.lines.send(line, frame, user);
+    }
+
+    /// Takes the frames that have entered.
+    pub fn take_inputs(&mut self) -> Vec<CardInput> {
+        std::mem::take(&mut self.lines.inputs)
+    }
+
+    /// Takes the frames that have left, in the order of their last beats.
+    pub fn take_outputs(&mut self) -> Vec<CardOutput> {
+        std::mem::take(&mut self.lines.outputs)
+    }
+
+    /// Takes the verdicts, with the lines where their frames entered, in the order of the frames.
+    pub fn take_decisions(&mut self) -> Vec<(u8, FrameMeta)> {
+        std::mem::take(&mut self.lines.decisions)
+    }
+}
+
+impl<L: CardLines> CardModel<L> {
+    /// Makes a model with these lines; see [`CardModel::new`].
+    #[cfg(card_models)]
+    pub fn with_lines(sizes: CardSizes, seed: u32, lines: L) -> Option<Self> {
         let mut model = Self {
             instance: CardInstance::new(sizes, seed)?,
-            sizes,
+            lines,
             cycles: 0,
-            lines: Default::default(),
-            leaving: Default::default(),
-            inputs: Vec::new(),
-            outputs: Vec::new(),
             write_addresses: VecDeque::new(),
             write_data: VecDeque::new(),
             read_address: None,
@@ -272,14 +309,24 @@ impl CardModel {
             unanswered: 0,
             refused_count: 0,
         };
-        model.reset();
+        model.reset_card();
         Some(model)
     }
 
     /// Returns `None`: the crate was built without models.
     #[cfg(not(card_models))]
-    pub fn new(_sizes: CardSizes, _seed: u32) -> Option<Self> {
+    pub fn with_lines(_sizes: CardSizes, _seed: u32, _lines: L) -> Option<Self> {
         None
+    }
+
+    /// Source and sink of the frames.
+    pub fn lines(&self) -> &L {
+        &self.lines
+    }
+
+    /// Source and sink of the frames, mutable.
+    pub fn lines_mut(&mut self) -> &mut L {
+        &mut self.lines
     }
 
     /// Simulated clock cycles.
@@ -297,29 +344,14 @@ impl CardModel {
         self.refused_count
     }
 
-    /// Simulates a reset of three cycles. Frames on the way are lost, and so are register accesses.
-    /// The memories keep their contents.
-    pub fn reset(&mut self) {
-        self.lines = Default::default();
-        self.leaving = Default::default();
+    fn reset_card(&mut self) {
         (self.write_addresses, self.write_data) = Default::default();
         (self.read_address, self.read_answer, self.unanswered) = Default::default();
         for _ in 0..3 {
             #[cfg(card_models)]
-            self.instance.step(&CycleIn { reset: true, ..CycleIn::default() }, &self.lines);
+            self.instance.step(&CycleIn { reset: true, ..CycleIn::default() }, &mut self.lines);
             self.cycles += 1;
         }
-    }
-
-    /// Appends a frame to those that wait at a line. `user` has 12 bits: at a port, the segment on
-    /// which the frame arrives; at [`HOST_LINE`], `ve << 4 | vport` by which it leaves.
-    ///
-    /// # Panics
-    /// If the frame is empty, or `user` has more bits.
-    pub fn send(&mut self, line: u8, frame: &[u8], user: u16) {
-        assert!(!frame.is_empty() && user < 1 << 12, "{} bytes, user {user:#x}", frame.len());
-        let frame = PendingFrame { bytes: frame.to_vec(), user, sent: 0 };
-        self.lines[usize::from(line)].push_back(frame);
     }
 
     /// Appends a register write to those that wait for the bus.
@@ -329,25 +361,24 @@ impl CardModel {
         self.write_data.push_back(write.data);
     }
 
-    /// Takes the frames that have entered.
-    pub fn take_inputs(&mut self) -> Vec<CardInput> {
-        std::mem::take(&mut self.inputs)
-    }
-
-    /// Takes the frames that have left, in the order of their last beats.
-    pub fn take_outputs(&mut self) -> Vec<CardOutput> {
-        std::mem::take(&mut self.outputs)
-    }
-
     /// Simulates one cycle. Lines whose bit of `ready` is set take a beat. A tick of the meters is
     /// one cycle.
     ///
     /// # Panics
     /// If the hardware returns an unknown verdict.
     pub fn step(&mut self, ready: u8) {
+        self.step_at(ready, self.cycles);
+    }
+
+    /// Like [`CardModel::step`], at the tick `now` of the meters, which has 48 bits.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn step_at(&mut self, ready: u8, now: u64) {
         let input = CycleIn {
             reset: false,
-            now: self.cycles & ((1 << 48) - 1),
+            cycle: self.cycles,
+            now: now & ((1 << 48) - 1),
             ready,
             write_address: self.write_addresses.front().copied(),
             write_data: self.write_data.front().copied(),
@@ -355,46 +386,21 @@ impl CardModel {
         };
         let output = self.step_model(&input);
         self.advance_bus(&input, &output);
-        let beat_bytes = self.sizes.data_bits as usize / 8;
-        for (line, frames) in self.lines.iter_mut().enumerate() {
-            let Some(frame) = frames.front_mut().filter(|_| output.ready >> line & 1 != 0) else {
-                continue;
-            };
-            frame.sent += beat_bytes;
-            if frame.sent >= frame.bytes.len() {
-                frames.pop_front();
-                self.inputs.push(CardInput { cycle: self.cycles, line: line as u8 });
-            }
-        }
-        for (line, beat) in output.beats.into_iter().enumerate() {
-            let Some(beat) = beat.filter(|_| ready >> line & 1 != 0) else { continue };
-            let frame = &mut self.leaving[line];
-            if frame.bytes.is_empty() {
-                frame.first_cycle = self.cycles;
-            }
-            frame.bytes.extend(beat.bytes);
-            if beat.last {
-                let LeavingFrame { first_cycle, bytes } = std::mem::take(frame);
-                let meta = FrameMeta::from_bits(beat.meta);
-                let output = CardOutput { cycle: first_cycle, line: line as u8, bytes, meta };
-                self.outputs.push(output);
-            }
-        }
         self.cycles += 1;
     }
 
     #[cfg(card_models)]
-    fn step_model(&mut self, input: &CycleIn) -> CycleOut {
-        self.instance.step(input, &self.lines)
+    fn step_model(&mut self, input: &CycleIn) -> BusOut {
+        self.instance.step(input, &mut self.lines)
     }
 
     #[cfg(not(card_models))]
-    fn step_model(&mut self, _: &CycleIn) -> CycleOut {
-        CycleOut::default()
+    fn step_model(&mut self, _: &CycleIn) -> BusOut {
+        BusOut::default()
     }
 
     /// Follows the AXI-Lite handshakes of a cycle. Answers are taken at once.
-    fn advance_bus(&mut self, input: &CycleIn, output: &CycleOut) {
+    fn advance_bus(&mut self, input: &CycleIn, output: &BusOut) {
         if output.takes_address && input.write_address.is_some() {
             self.write_addresses.pop_front();
         }
@@ -441,6 +447,16 @@ impl CardModel {
         self.finish_writes();
     }
 
+    /// Starts to read a register. Only one read may be under way.
+    pub fn start_read(&mut self, address: u32) {
+        self.read_address = Some(address);
+    }
+
+    /// Takes the answer to the read that was started, once it is there.
+    pub fn take_read(&mut self) -> Option<Result<u32, ReadRefused>> {
+        self.read_answer.take()
+    }
+
     /// Reads a register; other outputs stay ready.
     ///
     /// # Errors
@@ -449,10 +465,10 @@ impl CardModel {
     /// # Panics
     /// If the card does not answer.
     pub fn read(&mut self, address: u32) -> Result<u32, ReadRefused> {
-        self.read_address = Some(address);
+        self.start_read(address);
         for _ in 0..100_000 {
             self.step(u8::MAX);
-            if let Some(answer) = self.read_answer.take() {
+            if let Some(answer) = self.take_read() {
                 return answer;
             }
         }

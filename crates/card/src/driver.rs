@@ -340,6 +340,27 @@ impl VeDriver {
         std::mem::take(&mut self.writes)
     }
 
+    /// True if [`Self::take_writes`] has any.
+    pub fn has_writes(&self) -> bool {
+        !self.writes.is_empty()
+    }
+
+    /// MAC address of a vport that the mirror has named.
+    pub fn mac_of(&self, vport: u8) -> Option<MacAddress> {
+        self.vports.get(&vport).map(|vport| vport.mac)
+    }
+
+    /// Neighbours with a MAC address, and their vports.
+    pub fn known_neighbours(&self) -> impl Iterator<Item = (IpAddr, u16, MacAddress)> {
+        self.neighbours.iter().map(|(&(address, vport), &mac)| (address, vport, mac))
+    }
+
+    /// Gateways of routes without a MAC address, with their vports.
+    pub fn unknown_gateways(&self) -> impl Iterator<Item = (u16, IpAddr)> {
+        let unknown = self.arps.keys().filter(|station| !self.neighbours.contains_key(station));
+        unknown.map(|&(address, vport)| (vport, address))
+    }
+
     /// Number of prefixes whose last change does not fit. Their packets go to the control guest.
     pub fn excess_count(&self) -> usize {
         let unplaced = |target: &RouteTarget| {
@@ -1017,7 +1038,7 @@ fn net_of(prefix: &RoutePrefix) -> IpNet {
     }
 }
 
-fn route_prefix(net: IpNet) -> RoutePrefix {
+pub(crate) fn route_prefix(net: IpNet) -> RoutePrefix {
     match net {
         IpNet::V4(net) => {
             let key = u128::from(u32::from(net.network())) << 96;

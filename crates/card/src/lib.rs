@@ -8,6 +8,7 @@
 //! - [`BusScheduler`] distributes the register bus among VEs.
 //! - [`VeDriver`] writes a VE's tables from the route mirror's messages, [`VmacTable`] the table of
 //!   all VEs' MAC addresses.
+//! - [`service`] is the process `pdp-card`: a card that forwards for routers.
 //!
 //! build.rs verilates the models if it finds Verilator 5.048. Otherwise the crate builds without
 //! them: [`LpmModel::new`] returns `None` and the hardware's tests print that they were skipped.
@@ -23,8 +24,10 @@ mod entry;
 #[allow(unsafe_code)]
 mod ffi;
 pub mod header;
+pub mod lines;
 mod model;
 pub mod registers;
+pub mod service;
 pub mod setup;
 pub mod sizes;
 pub mod table;
@@ -33,12 +36,13 @@ pub mod vmac;
 
 pub use blocks::BlockAllocator;
 pub use bus::{BusScheduler, RegisterWrite};
-pub use card::{CardModel, CardOutput, FrameMeta};
+pub use card::{CardLines, CardModel, FrameMeta};
 pub use driver::{DriverError, VeDriver};
 pub use entry::{
     Leaf, LeafKind, LpmSegment, LpmTable, LpmWord, LpmWrite, NodeEntry, RootEntry, RouteFamily,
 };
 pub use header::{CardVerdict, HeaderIn, HeaderModel, HeaderOut};
+pub use lines::{CardInput, CardOutput, FrameLines};
 pub use model::{LpmLookup, LpmModel, LpmResult};
 pub use sizes::{CardSizes, LpmVariant};
 pub use table::{TableWord, TableWrite};

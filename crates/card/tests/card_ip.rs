@@ -180,6 +180,8 @@ impl Bench {
                 waiting.push_back((long.len(), None));
             }
         }
+        // Verdicts on the frames that have entered, by line.
+        let mut decisions: [VecDeque<(u16, CardVerdict)>; 5] = Default::default();
         // Frames that the queues hold, in their order.
         let mut queues: BTreeMap<(u8, u16), VecDeque<CardOutput>> = BTreeMap::new();
         let mut idle = 0;
@@ -199,10 +201,16 @@ impl Bench {
                 };
                 add(received, length);
                 let key = (outcome.slot, input.line, outcome.verdict);
+                decisions[usize::from(input.line)].push_back((outcome.slot, outcome.verdict));
                 add(self.books.verdicts.entry(key).or_default(), length);
                 if let Some(output) = outcome.output {
                     queues.entry((output.line, outcome.slot)).or_default().push_back(output);
                 }
+            }
+            for (line, meta) in self.model.take_decisions() {
+                let slot = self.slot(meta.owned.then_some((meta.ve, 0)));
+                let want = decisions[usize::from(line)].pop_front();
+                assert_eq!(Some((slot, meta.verdict)), want, "line {line}");
             }
             for mut output in self.model.take_outputs() {
                 idle = 0;
@@ -219,6 +227,7 @@ impl Bench {
             }
         }
         assert!(waiting.iter().all(VecDeque::is_empty), "frames that did not enter");
+        assert!(decisions.iter().all(VecDeque::is_empty), "frames without a verdict");
         let lost: Vec<_> = queues.values().flatten().collect();
         assert!(lost.is_empty(), "{} frames lost, such as {:x?}", lost.len(), lost[0]);
     }

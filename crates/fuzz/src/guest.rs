@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr};
 
+use pdp_card::{CardSizes, VeDriver};
 use pdp_ip::{Decision, FRAMES_MAX, Fib, FrameList, IpForwarder};
 use pdp_proto::routes::{GroupHop, RouteDecision, ToGuest, Vport, VportHooks};
 
@@ -144,6 +145,14 @@ pub(crate) fn routes(bytes: &[u8]) {
     let messages = messages::batch::<ToGuest>(bytes);
     if messages.is_empty() {
         return;
+    }
+    let (hops, lpm) = CardSizes::CARD_8.equal_parts(0);
+    let mut driver = VeDriver::new(&hops, &lpm);
+    for message in &messages {
+        // It may refuse a message. Its writes always fit into the words of the card's bus.
+        let _ = driver.apply(message);
+        driver.take_writes().iter().for_each(|write| _ = write.word(0));
+        driver.retire();
     }
     let mut fib = Fib::default();
     let mut named = Vec::new();

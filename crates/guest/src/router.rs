@@ -1,11 +1,11 @@
 //! The built-in IPv4 and IPv6 router: [`pdp_ip`] as a program on the runtime.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::Instant;
 
-pub use pdp_ip::{Decision, Fib, FrameBatch, IpForwarder};
-use pdp_ip::{FollowerDeadline, MirrorFollower, MirrorSocket};
+pub use pdp_ip::{Decision, Fib, FrameBatch, IpForwarder, MirrorStatus};
+use pdp_ip::{FollowerDeadline, RouteClient};
 use pdp_proto::routes::ToGuest;
 use rustix::event::PollFlags;
 
@@ -13,9 +13,6 @@ use crate::{Batch, ForwardingProgram, NextPoll, Outbox};
 
 /// Messages applied per call (about half a microsecond each).
 const MESSAGES_STEP: usize = 64;
-
-/// Time between two attempts to connect.
-const RECONNECT_INTERVAL: Duration = Duration::from_millis(200);
 
 impl FrameBatch for Batch<'_> {
     #[inline]
@@ -53,87 +50,12 @@ impl FrameBatch for Batch<'_> {
     }
 }
 
-/// State of the connection to the mirror.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MirrorStatus {
-    /// True if there is a mirror.
-    pub connected: bool,
-    /// True if its whole snapshot is applied.
-    pub synced: bool,
-    /// Connections made.
-    pub connections: u64,
-    /// Messages applied.
-    pub messages: u64,
-}
-
-/// Connection to the route mirror, or the wait for one. After an end of
-/// file or invalid bytes, it reconnects after [`RECONNECT_INTERVAL`]. The
-/// tables stay as they are until the new mirror's snapshot replaces them.
-#[derive(Debug)]
-struct MirrorConnection {
-    path: PathBuf,
-    guest: u32,
-    connection: Option<MirrorSocket>,
-    connections: u64,
-    connect_at: Option<Instant>,
-    follower: MirrorFollower,
-    /// Origin of the follower's times.
-    since: Instant,
-}
-
-impl MirrorConnection {
-    fn new(path: &Path, guest: u32) -> Self {
-        Self {
-            path: path.into(),
-            guest,
-            connection: None,
-            connections: 0,
-            connect_at: None,
-            follower: MirrorFollower::default(),
-            since: Instant::now(),
-        }
-    }
-
-    /// Continues connecting or applying messages, for some tens of microseconds.
-    fn poll(&mut self, fib: &mut Fib, now: Instant) -> NextPoll {
-        if self.connection.is_none() && self.connect_at.is_none_or(|at| now >= at) {
-            match MirrorSocket::open(&self.path, self.guest) {
-                Ok(connection) => {
-                    self.connection = Some(connection);
-                    self.connections += 1;
-                }
-                Err(_) => self.connect_at = Some(now + RECONNECT_INTERVAL),
-            }
-        }
-        let now_ns = now.saturating_duration_since(self.since).as_nanos() as u64;
-        let mut left = MESSAGES_STEP;
-        let go_on = || {
-            left -= 1;
-            left > 0
-        };
-        match self.follower.poll(fib, self.connection.as_mut(), now_ns, go_on) {
-            Ok(FollowerDeadline::Now) => NextPoll::More,
-            Ok(FollowerDeadline::At(at)) => {
-                let at = at.map(|ns| self.since + Duration::from_nanos(ns));
-                let connect_at = self.connect_at.filter(|_| self.connection.is_none());
-                NextPoll::Until(at.into_iter().chain(connect_at).min())
-            }
-            Err(_) => {
-                self.connection = None;
-                self.follower.restart();
-                self.connect_at = Some(now + RECONNECT_INTERVAL);
-                NextPoll::Until(self.connect_at)
-            }
-        }
-    }
-}
-
 /// The router, as a program on the runtime.
 #[derive(Debug)]
 pub struct RouterProgram {
     fib: Fib,
     forwarder: IpForwarder,
-    mirror: MirrorConnection,
+    mirror: RouteClient,
 }
 
 impl RouterProgram {
@@ -143,7 +65,7 @@ impl RouterProgram {
         Self {
             fib: Fib::default(),
             forwarder: IpForwarder::default(),
-            mirror: MirrorConnection::new(routes, guest),
+            mirror: RouteClient::new(routes, guest),
         }
     }
 
@@ -154,13 +76,7 @@ impl RouterProgram {
 
     /// State of the connection to the mirror.
     pub fn status(&self) -> MirrorStatus {
-        let MirrorConnection { connection, connections, follower, .. } = &self.mirror;
-        MirrorStatus {
-            connected: connection.is_some(),
-            synced: follower.is_synced(),
-            connections: *connections,
-            messages: follower.messages(),
-        }
+        self.mirror.status()
     }
 
     /// Applies one message as if the mirror had sent it.
@@ -175,10 +91,13 @@ impl ForwardingProgram for RouterProgram {
     }
 
     fn poll(&mut self, now: Instant, _outbox: &mut Outbox<'_>) -> NextPoll {
-        self.mirror.poll(&mut self.fib, now)
+        match self.mirror.poll(&mut self.fib, now, MESSAGES_STEP) {
+            FollowerDeadline::Now => NextPoll::More,
+            FollowerDeadline::At(at) => NextPoll::Until(at.map(|ns| self.mirror.time(ns))),
+        }
     }
 
     fn wake_by(&self) -> Vec<(BorrowedFd<'_>, PollFlags)> {
-        self.mirror.connection.iter().map(|it| (it.as_fd(), it.wants())).collect()
+        self.mirror.socket().map(|it| (it.as_fd(), it.wants())).into_iter().collect()
     }
 }

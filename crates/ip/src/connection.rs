@@ -1,16 +1,20 @@
-//! Non-blocking socket to the route mirror.
+//! Non-blocking connection to the route mirror.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use pdp_proto::channel::FrameReader;
 use pdp_proto::routes::{FromGuest, Messages, VERSION, encode};
 use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-use crate::follower::{MirrorChannel, MirrorInput};
+use crate::fib::DumpCursor;
+use crate::follower::{
+    FollowerDeadline, MirrorChannel, MirrorFollower, MirrorInput, RouteReport, RouteTables,
+};
 
 /// Backlog, bytes, above which deferrable messages wait.
 const BACKLOG_BYTES: usize = 64 << 10;
@@ -18,7 +22,111 @@ const BACKLOG_BYTES: usize = 64 << 10;
 /// Backlog, bytes, above which the mirror counts as stuck.
 const BACKLOG_BYTES_MAX: usize = 8 << 20;
 
-/// Connection to the route mirror.
+/// Time between two attempts to connect.
+const RECONNECT_INTERVAL: Duration = Duration::from_millis(200);
+
+/// State of a connection to the mirror.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MirrorStatus {
+    /// True if there is a mirror.
+    pub connected: bool,
+    /// True if its whole snapshot is applied.
+    pub synced: bool,
+    /// Connections made.
+    pub connections: u64,
+    /// Messages applied.
+    pub messages: u64,
+}
+
+/// Keeps tables connected to the route mirror. After an end of file or invalid bytes, it reconnects
+/// after 0.2 s. The tables stay as they are until the new mirror's snapshot replaces them.
+#[derive(Debug)]
+pub struct RouteClient<C = DumpCursor> {
+    path: PathBuf,
+    guest: u32,
+    socket: Option<MirrorSocket>,
+    connections: u64,
+    connect_ns: u64,
+    follower: MirrorFollower<C>,
+    /// Origin of all times.
+    since: Instant,
+}
+
+impl<C: Default> RouteClient<C> {
+    /// Makes a client, not yet connected, of the mirror that listens at `path`, for guest number
+    /// `guest`.
+    pub fn new(path: &Path, guest: u32) -> Self {
+        Self {
+            path: path.into(),
+            guest,
+            socket: None,
+            connections: 0,
+            connect_ns: 0,
+            follower: MirrorFollower::default(),
+            since: Instant::now(),
+        }
+    }
+
+    /// Continues connecting, or applies at most `messages_max` messages.
+    pub fn poll(
+        &mut self,
+        tables: &mut impl RouteTables<Report: RouteReport<Cursor = C>>,
+        now: Instant,
+        messages_max: usize,
+    ) -> FollowerDeadline {
+        let now_ns = now.saturating_duration_since(self.since).as_nanos() as u64;
+        let again_ns = now_ns + RECONNECT_INTERVAL.as_nanos() as u64;
+        if self.socket.is_none() && now_ns >= self.connect_ns {
+            match MirrorSocket::open(&self.path, self.guest) {
+                Ok(socket) => {
+                    self.socket = Some(socket);
+                    self.connections += 1;
+                }
+                Err(_) => self.connect_ns = again_ns,
+            }
+        }
+        let mut left = messages_max;
+        let go_on = || {
+            left -= 1;
+            left > 0
+        };
+        match self.follower.poll(tables, self.socket.as_mut(), now_ns, go_on) {
+            Ok(FollowerDeadline::At(at)) => {
+                let connect_ns = self.socket.is_none().then_some(self.connect_ns);
+                FollowerDeadline::At(at.into_iter().chain(connect_ns).min())
+            }
+            Ok(FollowerDeadline::Now) => FollowerDeadline::Now,
+            Err(_) => {
+                self.socket = None;
+                self.follower.restart();
+                self.connect_ns = again_ns;
+                FollowerDeadline::At(Some(again_ns))
+            }
+        }
+    }
+
+    /// Returns the time of a deadline.
+    pub fn time(&self, deadline_ns: u64) -> Instant {
+        self.since + Duration::from_nanos(deadline_ns)
+    }
+
+    /// Socket to wait for, while there is one.
+    pub fn socket(&self) -> Option<&MirrorSocket> {
+        self.socket.as_ref()
+    }
+
+    /// State of the connection.
+    pub fn status(&self) -> MirrorStatus {
+        MirrorStatus {
+            connected: self.socket.is_some(),
+            synced: self.follower.is_synced(),
+            connections: self.connections,
+            messages: self.follower.messages(),
+        }
+    }
+}
+
+/// Socket to the route mirror.
 #[derive(Debug)]
 pub struct MirrorSocket {
     stream: UnixStream,

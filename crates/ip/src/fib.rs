@@ -140,7 +140,7 @@ struct Sweep {
 
 /// Progress of a dump.
 #[derive(Debug, Default)]
-pub(crate) struct DumpCursor {
+pub struct DumpCursor {
     v4: WalkCursor<u32>,
     v4_done: bool,
     v6: WalkCursor<u128>,

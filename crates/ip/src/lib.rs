@@ -26,9 +26,11 @@ mod neighbour;
 #[cfg(test)]
 mod tests;
 
-pub use connection::MirrorSocket;
-pub use fib::Fib;
-pub use follower::{FollowerDeadline, MirrorChannel, MirrorFollower, MirrorInput, RouteTables};
+pub use connection::{MirrorSocket, MirrorStatus, RouteClient};
+pub use fib::{DumpCursor, Fib};
+pub use follower::{
+    FollowerDeadline, MirrorChannel, MirrorFollower, MirrorInput, RouteReport, RouteTables,
+};
 pub use forward::{Decision, FRAMES_MAX, FrameBatch, IpForwarder, Routed};
 pub use group::buckets;
 pub use list::FrameList;

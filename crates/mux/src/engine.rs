@@ -654,7 +654,9 @@ impl Exchanged {
 }
 
 impl RouteTables for Exchanged {
-    fn fib(&mut self) -> &mut Fib {
+    type Report = Fib;
+
+    fn report(&mut self) -> &mut Fib {
         &mut self.fib
     }
 

@@ -62,6 +62,7 @@ impl Mux {
     }
 }
 
+#[allow(dead_code, reason = "not every test has one mux")]
 pub fn setup() -> (TempDir, PathBuf, Mux) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("memif.sock");
