@@ -313,6 +313,12 @@ class Card {
     one.data.to(top.wr_data_i);
   }
 
+  // As `set`, outside of `apply`.
+  void set_once(const Writes::One& one) {
+    held_.erase({one.table, one.ve, one.index});
+    set(one);
+  }
+
   // Applies all writes, one per cycle; false if one was refused or accepted wrongly. Leaves out those
   // of entries that a RAM has already.
   bool apply(const Writes& wanted) {
@@ -322,9 +328,11 @@ class Card {
       bool always = one.refused || one.table == T_STASH || one.table == T_SEED ||
                     one.table == T_METER || one.table == T_CONTROL ||
                     one.table == T_HOP_SEGMENTS || one.table == T_LPM_SEGMENTS;
-      std::vector<bool>& held = held_[{one.table, one.ve, one.index}];
-      if (!always && held == one.data.bits) continue;
-      if (!always) held = one.data.bits;
+      if (!always) {
+        auto [held, is_first] = held_.try_emplace({one.table, one.ve, one.index}, one.data.bits);
+        if (!is_first && held->second == one.data.bits) continue;
+        held->second = one.data.bits;
+      }
       writes.all.push_back(one);
     }
     for (size_t i = 0; i < writes.all.size() + WRITE_LATENCY; i++) {

@@ -910,6 +910,14 @@ void limits_change_while_frames_pass() {
   }
 }
 
+// True if the card's result, of at most 64 bytes, is the model's.
+bool is(const Output& got, const Output& want) {
+  long length = std::min<long>(64, static_cast<long>(want.frame.size()));
+  return got.verdict == want.verdict && got.port == want.port && got.ve == want.ve &&
+         got.excess == want.excess &&
+         got.frame == Bytes(want.frame.begin(), want.frame.begin() + length);
+}
+
 // One write while equal frames come in each cycle: the results are the old one, then the new one.
 void changes_are_atomic() {
   struct Change {
@@ -976,13 +984,7 @@ void changes_are_atomic() {
     }
     Output old_output = before.process(input, 0), new_output = after.process(input, 0);
     size_t sees_old = 0;
-    while (sees_old < frames && card.results[sees_old].output.verdict == old_output.verdict &&
-           card.results[sees_old].output.frame ==
-               Bytes(old_output.frame.begin(),
-                     old_output.frame.begin() + std::min<long>(64, static_cast<long>(old_output.frame.size()))) &&
-           card.results[sees_old].output.port == old_output.port &&
-           card.results[sees_old].output.ve == old_output.ve)
-      sees_old++;
+    while (sees_old < frames && is(card.results[sees_old].output, old_output)) sees_old++;
     for (size_t i = 0; i < frames; i++)
       check(change.name, input, i < sees_old ? old_output : new_output, card.results[i], first + i);
     // Frames that enter when the memories have the entry see it. Those before may, by the stage.
@@ -990,6 +992,178 @@ void changes_are_atomic() {
       printf("%s: %zu frames of the old state\n", change.name, sees_old);
       failures++;
     }
+  }
+}
+
+// The route look-up of one key in VE A: random entries, made where it walks.
+struct Walk {
+  using Root = std::pair<u32, u32>;  // kind, index
+  struct Node {
+    u64 child_map, leaf_map;
+    u32 child_base, leaf_base;
+  };
+  using Place = std::pair<int, u32>;  // level, index
+
+  u128 key;
+  bool six;
+  int depth;  // further entries lead to nodes of this level
+  Root root{};
+  std::map<Place, Node> nodes{};
+  std::map<u32, Leaf> leaves{};
+  std::vector<Place> nodes_passed{};
+  u32 leaf_passed = 0;
+
+  static u32 ones(u64 bits) { return static_cast<u32>(__builtin_popcountll(bits)); }
+  u64 bit(int level) const { return 1ull << (static_cast<u32>(key >> (120 - 6 * level)) & 63); }
+
+  Root some_root() const {
+    if (depth > 0) return {2, below(NODES / VES)};
+    return {one_of<u32>({0, 1, 1, 3}), below(LEAVES / VES)};
+  }
+  Node some_node(int level) const {
+    Node node{random64(), random64() | 1, 0, 0};
+    if (one_in(2)) node.child_map &= random64(), node.leaf_map &= random64() | 1;
+    if (level == LEVELS) node.child_map = 0;
+    node.child_map = level < depth ? node.child_map | bit(level) : node.child_map & ~bit(level);
+    node.child_base = below(NODES / VES + 1 - ones(node.child_map));
+    node.leaf_base = below(LEAVES / VES + 1 - ones(node.leaf_map));
+    return node;
+  }
+  static Leaf some_leaf() {
+    if (!one_in(8)) return {GROUP, below(GROUPS / VES)};
+    return {one_of<LeafKind>({NONE, BLACKHOLE, HOOK, LOCAL, EXCESS}), 0};
+  }
+
+  Leaf look_up() {
+    nodes_passed.clear();
+    auto [kind, index] = root;
+    for (int level = 1; kind == 2; level++) {
+      Place place{level, index};
+      const Node& node = nodes.try_emplace(place, some_node(level)).first->second;
+      nodes_passed.push_back(place);
+      kind = node.child_map & bit(level) ? 2 : 1;
+      index = kind == 2 ? node.child_base + ones(node.child_map & (bit(level) - 1))
+                        : node.leaf_base + ones(node.leaf_map & (2 * bit(level) - 1) & ~1ull);
+    }
+    leaf_passed = index;
+    if (kind == 1) return leaves.try_emplace(index, some_leaf()).first->second;
+    return {kind == 3 ? EXCESS : NONE, 0};
+  }
+
+  u32 root_index() const { return static_cast<u32>(six) << 8 | static_cast<u32>(key >> 120); }
+  static Writes::One write(u32 index, Root root) {
+    return {T_ROOT, A, index, Write().put(root.first, 2).put(root.second, 32), false};
+  }
+  static Writes::One write(Place place, const Node& node) {
+    return {T_NODE, A, static_cast<u32>(place.first) << 27 | place.second,
+            Write().put(node.leaf_base, 32).put(node.child_base, 32).put(node.leaf_map, 64)
+                .put(node.child_map, 64), false};
+  }
+  static Writes::One write(u32 index, Leaf leaf) {
+    return {T_LEAF, A, index, Write().put(leaf.kind, 3).put(leaf.group, 10), false};
+  }
+  Writes all() const {
+    Writes writes;
+    writes.all.push_back(write(root_index(), root));
+    for (auto& [place, node] : nodes) writes.all.push_back(write(place, node));
+    for (auto& [index, leaf] : leaves) writes.all.push_back(write(index, leaf));
+    return writes;
+  }
+
+  // Another value of the entry that the look-up passes at `level`; LEVELS + 1: its leaf.
+  Writes::One change(int level) {
+    if (level == 0) return write(root_index(), root = some_root());
+    if (level == LEVELS + 1) return write(leaf_passed, leaves[leaf_passed] = some_leaf());
+    Place place = nodes_passed[static_cast<size_t>(level) - 1];
+    return write(place, nodes[place] = some_node(level));
+  }
+  // A write of an entry that the look-up never passes.
+  Writes::One beside() const {
+    while (true) {
+      int level = static_cast<int>(below(LEVELS + 2));
+      u32 index = below(level == 0 ? 512 : level > LEVELS ? LEAVES / VES : NODES / VES);
+      if (level == 0 && index != root_index()) return write(index, some_root());
+      if (level == LEVELS + 1 && !leaves.count(index)) return write(index, some_leaf());
+      if (level > 0 && level <= LEVELS && !nodes.count({level, index}))
+        return write({level, index}, some_node(level));
+    }
+  }
+};
+
+// Up to three writes in a row of one entry of the look-up, while a frame reads it in each cycle: the
+// frames see the entries in their order, each in one cycle. In all other cycles, entries beside the
+// frames' way are written.
+void routes_change_while_frames_pass(u64 trials) {
+  World world = plain_world();
+  Ve& ve = world.ves[A];
+  ve.groups.clear(), ve.hops.clear(), ve.neighbours.clear();
+  for (u32 i = 0; i < GROUPS / VES; i++) {
+    ve.groups.push_back({{i}});
+    ve.hops.push_back({true, 1, i, 0x3fff});
+    ve.neighbours.push_back(GATEWAY + i);
+  }
+  ve.chosen.assign(ve.hops.size(), false);
+  ve.block_of.assign(ve.groups.size(), 0);
+  Card card;
+  card.reset();
+  load("routes", card, world);
+  for (u64 trial = 0; trial < trials && failures == 0; trial++) {
+    int level = static_cast<int>(trial % (LEVELS + 2));
+    bool six = !one_in(4);
+    u128 key = V6(random64() >> 8 | static_cast<u64>(0x20 + below(16)) << 56, random64());
+    if (!six) key = key >> 96 << 96;
+    int least = level == 0 || level == LEVELS + 1 ? 1 : level;
+    Walk walk{key, six, least + static_cast<int>(below(static_cast<u32>(LEVELS + 1 - least)))};
+    walk.root = walk.some_root();
+    std::vector<Leaf> leaves{walk.look_up()};
+    Walk before = walk;
+    std::vector<Writes::One> changes;
+    for (u32 count = 1 + below(3); changes.size() < count;) {
+      walk.depth = one_in(2) ? walk.depth : static_cast<int>(below(LEVELS + 1));
+      changes.push_back(walk.change(level));
+      leaves.push_back(walk.look_up());
+    }
+    // All entries, that which changes as it was before.
+    Writes writes = walk.all(), first_writes = before.all();
+    writes.all.insert(writes.all.end(), first_writes.all.begin(), first_writes.all.end());
+    if (!card.apply(writes)) failures++;
+
+    Ip ip = six ? to_v6(0) : to_v4(0);
+    ip.destination = six ? key : key >> 96;
+    Input input{six ? v6(ip) : v4(ip), 0, 10, 0, 0, static_cast<u16>(trial)};
+    std::vector<Output> outputs;
+    for (Leaf leaf : leaves) {
+      (six ? ve.v6 : ve.v4) = {{key, six ? 128 : 32, leaf}};
+      outputs.push_back(world.process(input, card.now));
+    }
+    size_t change = LATENCY + below(LATENCY), frames = change + 2 * LATENCY;
+    u64 first = card.cycle;
+    card.results.clear();
+    for (size_t i = 0; i < frames + LATENCY; i++) {
+      card.idle();
+      if (i < frames) card.set(input);
+      bool changes_now = i >= change && i < change + changes.size();
+      card.set_once(changes_now ? changes[i - change] : walk.beside());
+      card.step();
+      if (i >= WRITE_LATENCY && card.refused) {
+        printf("routes: a write was refused\n");
+        failures++;
+      }
+    }
+    std::vector<u64> seen(leaves.size());
+    for (size_t i = 0, at = 0; i < frames; i++) {
+      while (at + 1 < leaves.size() && !is(card.results[i].output, outputs[at])) at++;
+      seen[at]++;
+      // Frames that enter when the memories have the last entry see it.
+      bool late = i > change + changes.size() - 1 + WRITE_LATENCY;
+      check("routes", input, late ? outputs.back() : outputs[at], card.results[i], first + i);
+    }
+    for (size_t i = 1; i + 1 < leaves.size(); i++)
+      if (!(leaves[i] == leaves[i - 1]) && !(leaves[i] == leaves[i + 1]) && seen[i] != 1) {
+        printf("routes: %llu frames see entry %zu\n", static_cast<unsigned long long>(seen[i]), i);
+        failures++;
+      }
+    if (failures > 0) printf("routes: level %d of trial %llu\n", level, static_cast<unsigned long long>(trial));
   }
 }
 
@@ -1039,6 +1213,7 @@ int main(int argc, char** argv) {
   pauses_refill();
   limits_change_while_frames_pass();
   changes_are_atomic();
+  routes_change_while_frames_pass(11 * worlds);
   resets();
   isolation(worlds / 8 + 1, frames);
   random_worlds(worlds, frames);
