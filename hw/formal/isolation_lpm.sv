@@ -1,15 +1,19 @@
 // Writes of other VEs change no route look-up of a VE, whatever indices its entries contain. The
 // segments of VEs are apart, and those of the VE do not change.
+//
+// The step of the induction spans a look-up. What the proof asserts in front of a level follows from
+// the level before only. So it holds for any number of levels; the proof has a first, an inner, and
+// a last one.
 `include "pair.svh"
 module isolation_lpm
   import card_pkg::*;
   import card_lpm_pkg::*;
 #(
     parameter  int VES         = 4,
-    parameter  int LEVELS      = 2,
+    parameter  int LEVELS      = 3,
     parameter  int NODES       = 64,
     parameter  int LEAVES      = 128,
-    parameter  int EXT_FROM    = 3,
+    parameter  int EXT_FROM    = 4,
     parameter  int SETTLE      = 4,      // cycles of the first reset
     localparam int LATENCY     = lpm_latency(LEVELS, EXT_FROM, 1),
     localparam int NODE_BITS   = $clog2(NODES),
@@ -149,20 +153,20 @@ module isolation_lpm
   `PAIR_OF_VE(roots, 9)
   `define NODE(at) 32'(at) >= 32'(node_base_i) && 32'(at) < 32'(node_end_i)
   `define LEAF(at) 32'(at) >= 32'(leaf_base_i) && 32'(at) < 32'(leaf_end_i)
-  `PAIR(gen_level[1].walk.gen_ram.nodes,
-        `NODE(copy[0].dut.gen_level[1].walk.gen_ram.nodes.rd_addr_i),
-        `NODE(copy[0].dut.gen_level[1].walk.gen_ram.nodes.row))
-  `PAIR(gen_level[2].walk.gen_ram.nodes,
-        `NODE(copy[0].dut.gen_level[2].walk.gen_ram.nodes.rd_addr_i),
-        `NODE(copy[0].dut.gen_level[2].walk.gen_ram.nodes.row))
+  for (genvar i = 1; i <= LEVELS; i++) begin : gen_nodes
+    `PAIR(gen_level[i].walk.gen_ram.nodes,
+          `NODE(copy[0].dut.gen_level[i].walk.gen_ram.nodes.rd_addr_i),
+          `NODE(copy[0].dut.gen_level[i].walk.gen_ram.nodes.row))
+  end
   `PAIR(leaves, `LEAF(copy[0].dut.leaves.rd_addr_i), `LEAF(copy[0].dut.leaves.row))
 
-  // In front of each level, the walk is the same in both copies. A level takes two cycles.
+  // In front of each level, the walk is the same in both copies.
   `define SAME(name) \
     (copy[0].dut.gen_level[i].walk.name == copy[1].dut.gen_level[i].walk.name)
   for (genvar i = 1; i <= LEVELS; i++) begin : gen_front
+    localparam int FRONT = lpm_latency(i - 1, EXT_FROM, 1) - 1;
     always_comb
-      if (!first_q && mine_q[2*i]) begin
+      if (!first_q && mine_q[FRONT]) begin
         assert (`SAME(kind_i) && `SAME(key_i) && `SAME(base_i) && `SAME(node_end_i));
         assert (copy[0].dut.gen_level[i].walk.node_end_i == node_end_i);
         if (copy[0].dut.gen_level[i].walk.kind_i inside {WALK_NODE, WALK_LEAF})
@@ -177,12 +181,26 @@ module isolation_lpm
       end
   end
 
+  // In front of the leaf.
+  always_comb
+    if (!first_q && mine_q[LATENCY-1]) begin
+      assert (copy[0].dut.kind[LEVELS] == copy[1].dut.kind[LEVELS]);
+      if (copy[0].dut.kind[LEVELS] == WALK_LEAF) begin
+        assert (copy[0].dut.index[LEVELS] == copy[1].dut.index[LEVELS]);
+        assert (copy[0].dut.leaf_addr == copy[1].dut.leaf_addr);
+        assert (copy[0].dut.index[LEVELS] >= leaf_base_i);
+        if (copy[0].dut.index[LEVELS] < leaf_end_i)
+          assert (copy[0].dut.leaf_addr == LEAF_BITS'(copy[0].dut.index[LEVELS]));
+      end
+    end
+
   always_comb begin
     for (int i = 1; i <= LATENCY; i++)
       if (!first_q && mine_q[i])
         assert (copy[0].dut.valid_q[i-1] == copy[1].dut.valid_q[i-1]);
     if (!first_q && mine_q[LATENCY]) begin
       assert (valid[0] == valid[1]);
+      assert (copy[0].dut.leaf_end_late == leaf_end_i && copy[1].dut.leaf_end_late == leaf_end_i);
       assert (leaf[0] == leaf[1] && fault[0] == fault[1]);
     end
     if (!first_q && wr_mine_q[LPM_WRITE_LATENCY]) assert (refused[0] == refused[1]);
