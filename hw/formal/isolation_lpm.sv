@@ -1,9 +1,9 @@
 // Writes of other VEs change no route look-up of a VE, whatever indices its entries contain. The
 // segments of VEs are apart, and those of the VE do not change.
 //
-// The step of the induction spans a look-up. What the proof asserts in front of a level follows from
-// the level before only. So it holds for any number of levels; the proof has a first, an inner, and
-// a last one.
+// The step of the induction spans a look-up. What the proof asserts in front of a level follows
+// from the level before only. So it holds for any number of levels; the proof has a first, an
+// inner, and a last one.
 `include "pair.svh"
 module isolation_lpm
   import card_pkg::*;

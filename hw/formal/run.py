@@ -21,7 +21,7 @@ class Proof:
     """A top module in this folder, and how to prove it."""
 
     def __init__(self, name, mutants, depth, short=True, mode="prove", real="", black_boxes="",
-                 mutant_depth=None, mutant_parameters=""):
+                 mutant_depth=None, mutant_parameters="", top=None, parameters=""):
         self.name = name
         self.mutants = mutants  # module, text, text instead
         self.depth = depth
@@ -31,6 +31,8 @@ class Proof:
         self.mutant_parameters = mutant_parameters  # smaller queues, which overflow earlier
         self.real = real.split()  # modules that are not those of this folder
         self.black_boxes = black_boxes.split()
+        self.top = top or name
+        self.parameters = parameters
 
 
 PROOFS = [
@@ -109,6 +111,34 @@ PROOFS = [
            ("card_store", "oversize_q || length > 12'(MAX_LENGTH)", "1'b0"),
            ("card_arbiter", "within_q <= !last_i[source];", "within_q <= 1'b0;")], 4,
           mutant_depth=32, mutant_parameters="-G DEPTH=32 -G RESULTS=8"),
+    Proof("admission_sums",
+          [("card_admission", "pool_kept + count_t'(beats_q[2]) : pool_kept",
+            "pool_kept : pool_kept"),
+           ("card_admission", "free_fits = count_t'(beats_q[2]) <= free_q", "free_fits = 1'b1"),
+           ("card_admission", "(pooled_fits && pool_fits)", "pooled_fits")],
+          2, top="admission", parameters="-G PART=1", black_boxes="card_fifo", mutant_depth=16,
+          mutant_parameters="-G PORTS=1 -G VES=1 -G CELLS=40"),
+    Proof("admission_memories",
+          [("card_admission", "wrote_q && wrote_queue_q == queue_q[1] ? written_q : taken_read",
+            "taken_read"),
+           ("card_admission", "repeated_q ? freed_before_q : freed_read", "freed_read"),
+           ("card_admission", "same_q[2] && wrote_q ? written_q : taken_q", "taken_q")],
+          2, top="admission", parameters="-G PART=2", black_boxes="card_fifo", mutant_depth=16,
+          mutant_parameters="-G PORTS=1 -G VES=1"),
+    Proof("admission_registers",
+          [("card_admission", "beats_after_q <= 9'(beats_q[1]) + 9'(beats_q[2])",
+            "beats_after_q <= 9'(beats_q[1])")],
+          2, top="admission", parameters="-G PART=3", black_boxes="card_fifo", mutant_depth=16,
+          mutant_parameters="-G PORTS=1 -G VES=1"),
+    Proof("admission_decision",
+          [("card_admission", "fits(own_rest_q, same_q[2] && wrote_q && !wrote_pooled_q)",
+            "fits(own_rest_q, 1'b0)")],
+          2, top="admission", parameters="-G PART=4", black_boxes="card_fifo", mutant_depth=16,
+          mutant_parameters="-G PORTS=1 -G VES=1"),
+    Proof("admission_guarantee",
+          [("card_admission", "own_fits || (pooled_fits && pool_fits)", "pooled_fits && pool_fits")],
+          2, top="admission", parameters="-G PART=5", black_boxes="card_fifo", mutant_depth=16,
+          mutant_parameters="-G PORTS=1 -G VES=1"),
     Proof("outputs",
           [("card_fifo", "count_q <= (BITS+1)'(DEPTH - MARGIN)", "count_q <= (BITS+1)'(DEPTH - 2)"),
            ("card_queues", "left_q <= left - 8'd1;", "left_q <= left;")], 5,
@@ -129,7 +159,7 @@ def run(tools, work, proof, mutant=None):
     files = []
     packages = [RTL / "card_pkg.sv", *sorted(RTL.glob("card_*_pkg.sv"))]
     modules = [path for path in sorted(RTL.glob("card_*.sv")) if path not in packages]
-    for path in [*packages, *modules, HERE / f"{proof.name}.sv"]:
+    for path in [*packages, *modules, HERE / f"{proof.top}.sv"]:
         module = path.stem
         if module not in proof.real and (HERE / path.name).exists():
             path = HERE / path.name
@@ -145,17 +175,19 @@ def run(tools, work, proof, mutant=None):
         files.append(path.name)
     (folder / "pair.svh").write_text((HERE / "pair.svh").read_text())
     black_boxes = " ".join(f"--blackboxed-module {one}" for one in proof.black_boxes)
-    options = f"{black_boxes} {proof.mutant_parameters if mutant is not None else ''}"
+    options = f"{black_boxes} {proof.parameters}"
+    if mutant is not None:
+        options += f" {proof.mutant_parameters}"
     (folder / "proof.sby").write_text(f"""[options]
 mode {proof.mode if mutant is None else "bmc"}
 depth {proof.depth if mutant is None else proof.mutant_depth}
 [engines]
 smtbmc --nopresat --unroll {SOLVER}
 [script]
-read_slang --threads 1 {options} --top {proof.name} {" ".join(files)}
+read_slang --threads 1 {options} --top {proof.top} {" ".join(files)}
 cutpoint -blackbox
 setundef -undriven -anyseq
-prep -top {proof.name}
+prep -top {proof.top}
 memory_map
 [files]
 {chr(10).join([*files, "pair.svh"])}

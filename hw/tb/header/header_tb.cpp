@@ -1090,9 +1090,9 @@ struct Walk {
   }
 };
 
-// Up to three writes in a row of one entry of the look-up, while a frame reads it in each cycle: the
-// frames see the entries in their order, each in one cycle. In all other cycles, entries beside the
-// frames' way are written.
+// Up to three writes in a row of one entry of the look-up, while a frame reads it in each cycle:
+// the frames see the entries in their order, each in one cycle. In all other cycles, entries beside
+// the frames' way are written.
 void routes_change_while_frames_pass(u64 trials) {
   World world = plain_world();
   Ve& ve = world.ves[A];
@@ -1163,7 +1163,8 @@ void routes_change_while_frames_pass(u64 trials) {
         printf("routes: %llu frames see entry %zu\n", static_cast<unsigned long long>(seen[i]), i);
         failures++;
       }
-    if (failures > 0) printf("routes: level %d of trial %llu\n", level, static_cast<unsigned long long>(trial));
+    if (failures > 0)
+      printf("routes: level %d of trial %llu\n", level, static_cast<unsigned long long>(trial));
   }
 }
 
