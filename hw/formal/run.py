@@ -117,7 +117,7 @@ PROOFS = [
            ("card_admission", "free_fits = count_t'(beats_q[2]) <= free_q", "free_fits = 1'b1"),
            ("card_admission", "(pooled_fits && pool_fits)", "pooled_fits")],
           2, top="admission", parameters="-G PART=1", black_boxes="card_fifo", mutant_depth=16,
-          mutant_parameters="-G PORTS=1 -G VES=1 -G CELLS=40"),
+          mutant_parameters="-G PORTS=1 -G VES=1 -G CELLS=130"),
     Proof("admission_memories",
           [("card_admission", "wrote_q && wrote_queue_q == queue_q[1] ? written_q : taken_read",
             "taken_read"),
