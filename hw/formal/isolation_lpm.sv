@@ -14,7 +14,7 @@ module isolation_lpm
     parameter  int NODES       = 64,
     parameter  int LEAVES      = 128,
     parameter  int EXT_FROM    = 4,
-    parameter  int SETTLE      = 4,      // cycles of the first reset
+    parameter  int SETTLE      = 8,      // cycles of the first reset
     localparam int LATENCY     = lpm_latency(LEVELS, EXT_FROM, 1),
     localparam int NODE_BITS   = $clog2(NODES),
     localparam int LEAF_BITS   = $clog2(LEAVES)

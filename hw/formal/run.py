@@ -72,8 +72,8 @@ PROOFS = [
             "assign is_late = 1'b0;"),
            ("card_lpm_write", "index_1_q < 32'(segment.node_length)", "1'b1"),
            ("card_lpm_write", "index_1_q < 32'(segment.leaf_length)", "1'b1"),
-           ("card_lpm_write", "if (int'(ve_1_q) >= VES)", "if (0)")], 9, short=False,
-          mutant_depth=12, mutant_parameters="-G LEVELS=1"),
+           ("card_lpm_write", "if (int'(ve_1_q) >= VES)", "if (0)")], 13, short=False,
+          mutant_depth=12, mutant_parameters="-G LEVELS=1 -G SETTLE=4"),
     # The host's frames.
     Proof("host_port",
           [("card_verdict", "source_i == egress_attachment_i.mac", "1'b1"),

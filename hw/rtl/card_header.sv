@@ -15,9 +15,10 @@
 // | ROUTE + 10 | out |
 //
 // Writes: one per cycle. The memories have an entry one cycle after `wr_refused_o` would refuse it,
-// in the order of the writes, whatever the table. So a frame that enters later sees them all. A
-// frame sees each word of a table before or after a write. A place that nothing refers to may be
-// used for something else LATENCY cycles after the last word that referred to it was written.
+// in the order of the writes, whatever the table. A write to a level of the trie is later by the
+// time that look-ups take to that level. So a frame that enters later sees them all. A frame sees
+// each word of a table before or after a write. A place that nothing refers to may be used for
+// something else LATENCY cycles after the last word that referred to it was written.
 // Invariant: a frame's result depends only on entries of its VE and on the super page's tables.
 module card_header
   import card_pkg::*;

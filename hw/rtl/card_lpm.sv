@@ -13,7 +13,8 @@
 // Invariant: `leaf_o` and `fault_o` depend on entries of the look-up's VE only. A word of a memory
 // is used only if its index is in the VE's segment.
 //
-// Writes: see card_lpm_write. A table may change while look-ups pass: a look-up sees each word
+// Writes: see card_lpm_write. A level has a node 2 * (level - 1) cycles later than it says, but no
+// later than look-ups that enter with the write come to the level. A table may change while look-ups pass: a look-up sees each word
 // before or after its change. A word that is no longer in use may be written again LATENCY cycles
 // after the change of the word that led to it.
 module card_lpm
@@ -195,11 +196,27 @@ module card_lpm
     logic [NEXT-1:0] key_next;
     logic [BASE-1:0] base_out;
     logic [NODE_BITS:0] limit_out;
+    logic [NODE_BITS-1:0] wr_addr_next;
+    logic [WORD_BITS-1:0] wr_word_next;
     // verilator lint_on UNUSEDSIGNAL
+    logic wr_en;
+    logic [NODE_BITS-1:0] wr_addr;
+    logic [WORD_BITS-1:0] wr_word;
+    card_lpm_delay #(
+        .WIDTH (1),
+        .CYCLES(2 * (level - 1))
+    ) wr_en_delay (
+        .clk,
+        .data_i(node_en[level]),
+        .data_o(wr_en)
+    );
     if (level == 1) begin : gen_first
       assign key = key_q[1];
+      assign {wr_addr, wr_word} = {node_addr, node_wr};
     end else begin : gen_other
       assign key = gen_level[level-1].key_next;
+      assign wr_addr = gen_level[level-1].wr_addr_next;
+      assign wr_word = gen_level[level-1].wr_word_next;
     end
     if (LAST) begin : gen_last
       assign base_in   = leaf_base;
@@ -230,9 +247,11 @@ module card_lpm
         .base_o    (base_out),
         .node_end_o(limit_out),
         .key_o     (key_next),
-        .wr_en_i   (node_en[level]),
-        .wr_addr_i (node_addr),
-        .wr_word_i (node_wr)
+        .wr_en_i   (wr_en),
+        .wr_addr_i (wr_addr),
+        .wr_word_i (wr_word),
+        .wr_addr_o (wr_addr_next),
+        .wr_word_o (wr_word_next)
     );
   end
 

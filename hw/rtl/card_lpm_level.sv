@@ -15,6 +15,9 @@
 // Behind the last level, each leaf's index is absolute: LAST adds the base of the VE's leaves, also
 // to an index that an earlier level found. A child of the last level is a fault.
 //
+// A write passes through the levels as look-ups do, two cycles a level: `wr_addr_o` and `wr_word_o`
+// are what came in two cycles ago. So each level has registers of its own, near its memory.
+//
 // Latency: RAM_LATENCY + 1 cycles. No register is in front of the memory's address: `addr_o` of a
 // level is the sum of its adder and the next level's `addr_i`.
 // Invariant: a walk in WALK_NODE continues only if its index, absolute at this point, is below the
@@ -51,9 +54,11 @@ module card_lpm_level
     output logic       [    NODE_BITS:0] node_end_o,
     output logic       [  NEXT_BITS-1:0] key_o,
 
-    input logic                 wr_en_i,
-    input logic [NODE_BITS-1:0] wr_addr_i,
-    input logic [WORD_BITS-1:0] wr_word_i
+    input  logic                 wr_en_i,
+    input  logic [NODE_BITS-1:0] wr_addr_i,
+    input  logic [WORD_BITS-1:0] wr_word_i,
+    output logic [NODE_BITS-1:0] wr_addr_o,
+    output logic [WORD_BITS-1:0] wr_word_o
 );
 
   localparam int RAM_LATENCY = EXTERNAL ? EXT_LATENCY : 1;
@@ -74,6 +79,15 @@ module card_lpm_level
     logic [4:0]           children_16;
     logic [63:0]          child_map;
   } word_t;
+
+  logic [1:0][NODE_BITS-1:0] wr_addr_q;
+  logic [1:0][WORD_BITS-1:0] wr_word_q;
+  always_ff @(posedge clk) begin
+    wr_addr_q <= {wr_addr_q[0], wr_addr_i};
+    wr_word_q <= {wr_word_q[0], wr_word_i};
+  end
+  assign wr_addr_o = wr_addr_q[1];
+  assign wr_word_o = wr_word_q[1];
 
   // Read. A word that is written right then is in `late` (see card_ram). The memory's output leaves
   // time for two gates, so the choice is part of the selection of the slot's quarter.
@@ -96,17 +110,12 @@ module card_lpm_level
     assign is_late = 1'b0;
   end else begin : gen_ram
     logic [1:0] wr_en_q;
-    logic [1:0][NODE_BITS-1:0] wr_addr_q;
-    word_t wr_word_q, late_q;
     logic [NODE_BITS-1:0] addr_q;
     always_ff @(posedge clk) begin
       wr_en_q <= {wr_en_q[0], wr_en_i};
-      wr_addr_q <= {wr_addr_q[0], wr_addr_i};
-      wr_word_q <= wr_word_i;
-      late_q <= wr_word_q;
       addr_q <= addr_i;
     end
-    assign late = late_q;
+    assign late = wr_word_q[1];
     assign is_late = wr_en_q[1] && wr_addr_q[1] == addr_q;
     card_ram #(
         .WIDTH   (WORD_BITS),
@@ -116,7 +125,7 @@ module card_lpm_level
         .clk,
         .wr_en_i  (wr_en_q[0]),
         .wr_addr_i(wr_addr_q[0]),
-        .wr_data_i(wr_word_q),
+        .wr_data_i(wr_word_q[0]),
         .rd_addr_i(addr_i),
         .rd_data_o(word)
     );

@@ -69,7 +69,7 @@ module card_vmac
   end
 
   // ---------------------------------------------------------------------------------------------
-  // Cycle 0: hash. Cycle 1: comparison in pieces. Cycle 2: selection.
+  // Ways: cycle 0: hash; cycle 1: comparison in pieces; cycle 2: selection.
 
   // Small tables use less of it.
   // verilator lint_off UNUSEDSIGNAL
@@ -133,31 +133,56 @@ module card_vmac
     );
   end
 
-  localparam int PLACES = WAYS + STASH;
-  vmac_entry_t place[PLACES];
+  logic [WAYS-1:0][PIECES-1:0] equal_q;
+  logic [WAYS-1:0] valid_q;
+  ve_t [WAYS-1:0] ve_q;
+  vport_t [WAYS-1:0] vport_q;
+
+  // The stash waits for no memory: it is compared in cycle 0 and selected in cycle 1.
+  logic [STASH-1:0][PIECES-1:0] stash_equal_q;
+  logic [STASH-1:0] stash_known_q;
+  ve_t [STASH-1:0] stash_ve_q;
+  vport_t [STASH-1:0] stash_vport_q;
+  logic stash_hit, stash_hit_q;
+  ve_t stash_ve, found_ve_q;
+  vport_t stash_vport, found_vport_q;
+
   always_comb begin
-    for (int i = 0; i < WAYS; i++) place[i] = way[i];
-    for (int i = 0; i < STASH; i++) place[WAYS+i] = stash_q[i];
+    stash_hit = 1'b0;
+    stash_ve = '0;
+    stash_vport = '0;
+    for (int i = 0; i < STASH; i++)
+      if (stash_known_q[i] && &stash_equal_q[i]) begin
+        stash_hit = 1'b1;
+        stash_ve |= stash_ve_q[i];
+        stash_vport |= stash_vport_q[i];
+      end
   end
 
-  logic [PLACES-1:0][PIECES-1:0] equal_q;
-  logic [PLACES-1:0] valid_q;
-  ve_t [PLACES-1:0] ve_q;
-  vport_t [PLACES-1:0] vport_q;
-
-  always_ff @(posedge clk)
-    for (int i = 0; i < PLACES; i++) begin
-      for (int j = 0; j < PIECES; j++) equal_q[i][j] <= place[i].key[4*j+:4] == key_q[4*j+:4];
-      valid_q[i] <= place[i].valid;
-      ve_q[i] <= place[i].ve;
-      vport_q[i] <= place[i].vport;
+  always_ff @(posedge clk) begin
+    for (int i = 0; i < STASH; i++) begin
+      for (int j = 0; j < PIECES; j++)
+        stash_equal_q[i][j] <= stash_q[i].key[4*j+:4] == key_i[4*j+:4];
+      stash_known_q[i] <= stash_q[i].valid;
+      stash_ve_q[i] <= stash_q[i].ve;
+      stash_vport_q[i] <= stash_q[i].vport;
     end
+    stash_hit_q <= stash_hit;
+    found_ve_q <= stash_ve;
+    found_vport_q <= stash_vport;
+    for (int i = 0; i < WAYS; i++) begin
+      for (int j = 0; j < PIECES; j++) equal_q[i][j] <= way[i].key[4*j+:4] == key_q[4*j+:4];
+      valid_q[i] <= way[i].valid;
+      ve_q[i] <= way[i].ve;
+      vport_q[i] <= way[i].vport;
+    end
+  end
 
   always_comb begin
-    hit_o = 1'b0;
-    ve_o = '0;
-    vport_o = '0;
-    for (int i = 0; i < PLACES; i++)
+    hit_o = stash_hit_q;
+    ve_o = found_ve_q;
+    vport_o = found_vport_q;
+    for (int i = 0; i < WAYS; i++)
       if (valid_q[i] && &equal_q[i]) begin
         hit_o = 1'b1;
         ve_o |= ve_q[i];
