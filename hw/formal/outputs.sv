@@ -11,8 +11,7 @@ module outputs
     localparam int LINES      = PORTS + 1,
     localparam int OUT_BITS   = $clog2(LINES),
     localparam int QUEUE_BITS = OUT_BITS + $clog2(VES + 1),
-    localparam int BYTES      = DATA_BITS / 8,
-    localparam int BYTES_BITS = $clog2(BYTES + 1)
+    localparam int BYTES      = DATA_BITS / 8
 ) (
     input logic                  clk,
     input logic                  rst,
@@ -20,7 +19,6 @@ module outputs
     input logic                  first_i,
     input logic                  last_i,
     input logic [ DATA_BITS-1:0] data_i,
-    input logic [BYTES_BITS-1:0] bytes_i,
     input length_t               length_i,
     input frame_meta_t           meta_i,
     input logic                  accept_i,
@@ -35,17 +33,18 @@ module outputs
   // As in card_frames.
   localparam int MAX_BEATS = (MAX_LENGTH + BYTES - 1) / BYTES;
   localparam int OUT_DEPTH = 1 << $clog2(2 * MAX_BEATS + 4);
+  localparam int MARGIN = 2 * MAX_BEATS;
   localparam int COUNT_BITS = $clog2(OUT_DEPTH) + 1;
 
   logic valid, last, sent, release_, release_pooled;
   logic [LINES-1:0] room, out_valid, out_last;
   logic [OUT_BITS-1:0] out;
   logic [DATA_BITS-1:0] data;
-  logic [BYTES_BITS-1:0] bytes;
+  logic [$clog2(BYTES+1)-1:0] bytes;
   frame_meta_t meta;
-  logic [QUEUE_BITS-1:0] sent_queue;
+  logic [QUEUE_BITS-1:0] sent_queue, release_queue;
   length_t sent_length;
-  beats_t release_beats;
+  beats_t release_cells;
   card_queues #(
       .DATA_BITS(DATA_BITS),
       .PORTS    (PORTS),
@@ -58,7 +57,6 @@ module outputs
       .first_i,
       .last_i,
       .data_i,
-      .bytes_i,
       .length_i,
       .meta_i,
       .accept_i,
@@ -75,7 +73,8 @@ module outputs
       .sent_queue_o    (sent_queue),
       .sent_length_o   (sent_length),
       .release_o       (release_),
-      .release_beats_o (release_beats),
+      .release_queue_o (release_queue),
+      .release_cells_o (release_cells),
       .release_pooled_o(release_pooled),
       .wr_weight_i,
       .wr_queue_i,
@@ -91,7 +90,7 @@ module outputs
     card_fifo #(
         .WIDTH (1),
         .DEPTH (OUT_DEPTH),
-        .MARGIN(MAX_BEATS + 3)
+        .MARGIN(MARGIN)
     ) beats (
         .clk,
         .rst,
@@ -108,6 +107,17 @@ module outputs
     always_comb
       if (started_q) begin
         assert (all[i] <= 10'(OUT_DEPTH));
+        // An output with a chosen frame has space for it; so has one that may be chosen.
+        if (dut.next_hot_q[i]) assert (all[i] <= 10'(OUT_DEPTH - MAX_BEATS));
+        else if (dut.able[i]) assert (all[i] <= 10'(OUT_DEPTH - MARGIN + MAX_BEATS));
+        assert (out_valid[i] == (count[i] != '0));
+        if (dut.gen_output[i].scheduler.room_q)
+          assert (10'(count[i]) <= 10'(OUT_DEPTH - MARGIN + 1));
+        assert (dut.next_hot_q[i] == (dut.next_valid_q && dut.next_out_q == OUT_BITS'(i)));
+        assert (!dut.able[i] || dut.gen_output[i].scheduler.have_q);
+        assert (!dut.next_hot_q[i] || dut.gen_output[i].scheduler.have_q);
+        assert (2'(dut.gen_output[i].scheduler.have_q) + 2'(dut.gen_output[i].scheduler.started_q)
+            + 2'(dut.gen_output[i].scheduler.pick_q) <= 2'd1);
         // The frame that began last is that of this output's scheduler.
         assert (!dut.gen_output[i].scheduler.started_q || (dut.began_q && out == OUT_BITS'(i)));
       end
@@ -116,9 +126,12 @@ module outputs
   always_comb begin
     if (!started_q) assume (rst);
     // What card_merge gives, the memories return: the number of beats is that of the length.
-    assume (dut.begin_frame.length != '0 && dut.begin_frame.length <= length_t'(MAX_LENGTH));
-    assume (dut.begin_frame.single == (dut.begin_frame.length <= length_t'(BYTES)));
+    if (dut.begins || dut.chains) begin
+      assume (dut.begin_frame.length != '0 && dut.begin_frame.length <= length_t'(MAX_LENGTH));
+      assume (dut.begin_frame.single == (dut.begin_frame.length <= length_t'(BYTES)));
+    end
     if (started_q) begin
+      assert (!dut.next_valid_q || 32'(dut.next_out_q) < LINES);
       if (dut.busy_q)
         assert (valid && dut.left != '0 && dut.left < beats_t'(MAX_BEATS) && 32'(out) < LINES);
       if (dut.began_q) assert (dut.length_q != '0 && dut.length_q <= length_t'(MAX_LENGTH)

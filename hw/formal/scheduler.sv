@@ -28,7 +28,7 @@ module scheduler
   localparam int DEBT = 4096;  // a balance is above its negative
   localparam int TURN_BYTES = WEIGHT * 2048 + 2 * MAX_LENGTH + DEBT;
 
-  logic linked, valid, chain, recent;
+  logic linked, valid, direct, chain, recent;
   cell_t newest;
   queued_t frame, recent_q;
   logic [SLOT_BITS-1:0] slot;
@@ -45,6 +45,7 @@ module scheduler
       .newest_o     (newest),
       .room_i,
       .valid_o      (valid),
+      .direct_o     (direct),
       .frame_o      (frame),
       .slot_o       (slot),
       .start_i,
@@ -86,10 +87,11 @@ module scheduler
     if (rst) {waits_q, turns_q, bytes_q, idle_q, last_slot_q} <= '0;
   end
 
-  // Balance behind the frame that started.
-  logic signed [22:0] balance;
+  // Balance before and behind the frame that started.
+  logic signed [22:0] started_with, balance;
   assign behind = own_slot_i - dut.turn_q;  // turns up to the queue's
-  assign balance = 23'(dut.balance_q) - (dut.started_q ? $signed(23'(dut.length_q)) : 23'sd0);
+  assign started_with = dut.settles_q ? 23'(dut.owed_q) + 23'(dut.top_up_q) : 23'(dut.balance_q);
+  assign balance = started_with - (dut.started_q ? $signed(23'(dut.length_q)) : 23'sd0);
 
   always_comb begin
     if (!reset_q) assume (rst);
@@ -118,8 +120,12 @@ module scheduler
       assert (balance <= $signed(23'(WEIGHT * 2048)) && balance >= -$signed(23'(DEBT)));
       if (dut.have_q || dut.started_q) begin
         assert (dut.top_up_q >= 2048 && 32'(dut.top_up_q) <= WEIGHT * 2048);
-        assert (dut.balance_q >= -2048);
+        assert (started_with >= -2048);
       end
+      if (dut.settles_q) assert (dut.have_q && dut.owed_q <= 0 && dut.owed_q >= -DEBT);
+      // A frame is taken at once only if no queue waits.
+      assert ((dut.waiting_q == '0) == (!dut.other_valid_q && !dut.inserted_q));
+      for (int i = 0; i < SLOTS; i++) assert (dut.behind_q[i] == (SLOT_BITS'(i) > dut.turn_q));
       if (waits_q) begin
         assert (dut.waiting_q[own_slot_i]);
         if (dut.turn_q != own_slot_i)

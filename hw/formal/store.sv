@@ -28,7 +28,6 @@ module store
   localparam int BITS = $clog2(DEPTH);
   localparam int SLACK = 4;
   localparam int FRAME_BITS = $clog2(RESULTS + 1);
-  localparam int INDEX_BITS = $clog2(INPUTS);
 
   logic [INPUTS-1:0] ready;
   logic room, valid, last, header_valid, oversize, out_last;
@@ -146,12 +145,14 @@ module store
       assert (arbiter.within_q == !starts_q);
       assert (valid ? starts_q == last : starts_q == !within_q);
       assert (within_q == !dut.first_q);
-      assert (arbiter.source_q < INDEX_BITS'(INPUTS));
+      assert (dut.left_q == 11'(MAX_LENGTH) - 11'(dut.length_q));
       if (valid) assert (port == HOST || port < port_t'(PORTS));
       if (within_q) assert (port_q == HOST || port_q < port_t'(PORTS));
-      if (!starts_q)
-        assert (arbiter.source_q == INDEX_BITS'(
-            (valid ? port : port_q) == HOST ? port_t'(PORTS) : (valid ? port : port_q)));
+      if (!starts_q) begin
+        assert (port == HOST || port < port_t'(PORTS));
+        assert (arbiter.source_q == INPUTS'(1) << (port == HOST ? port_t'(PORTS) : port));
+        if (!valid) assert (port == port_q);
+      end
       assert (dut.frames_q + FRAME_BITS'(valid && last)
           <= FRAME_BITS'(RESULTS - SLACK + 1) + FRAME_BITS'(starts_q));
     end

@@ -49,7 +49,7 @@ module card_admission
 
     input logic                  release_i,  // a frame left
     input logic [QUEUE_BITS-1:0] release_queue_i,
-    input beats_t                release_beats_i,
+    input beats_t                release_beats_i,  // cells
     input logic                  release_pooled_i,
 
     input logic [          15:0] pool_i,
@@ -58,7 +58,7 @@ module card_admission
     input quota_t                wr_quota_data_i
 );
 
-  localparam int BYTES = DATA_BITS / 8;
+  localparam int CELL_BYTES = cell_bytes(DATA_BITS);
   localparam int QUEUES = (PORTS + 1) << SLOT_BITS;
 
   typedef logic [QUEUE_BITS-1:0] queue_t;
@@ -87,7 +87,8 @@ module card_admission
   beats_t beats_freeing_q;
   logic pooled_freeing_q;
   queue_t queue_freeing_q;
-  cells_t freed_read, freed_before_q, freed_old, freed_new, freed;
+  cells_t freed_read, freed_before_q, freed_old, freed_new, freed_in_read, freed;
+  logic freed_meets_q;  // `freed_in` was read while it was written
 
   assign ready_o = !clearing_q;
   assign wr_freed = clearing_q || freeing_q;
@@ -113,16 +114,18 @@ module card_admission
       .rd_data_o(freed_read)
   );
   card_ram #(
-      .WIDTH($bits(cells_t)),
-      .DEPTH(QUEUES)
+      .WIDTH   ($bits(cells_t)),
+      .DEPTH   (QUEUES),
+      .COLLIDES(1'b0)
   ) freed_in (
       .clk,
       .wr_en_i  (wr_freed),
       .wr_addr_i(freed_queue),
       .wr_data_i(freed_new),
       .rd_addr_i(queue),
-      .rd_data_o(freed)
+      .rd_data_o(freed_in_read)
   );
+  assign freed = freed_meets_q ? freed_before_q : freed_in_read;
 
   always_ff @(posedge clk) begin
     freeing_q <= release_i && !rst;
@@ -131,6 +134,7 @@ module card_admission
     pooled_freeing_q <= release_pooled_i;
     repeated_q <= freeing_q && queue_freeing_q == release_queue_i;
     freed_before_q <= freed_new;
+    freed_meets_q <= wr_freed && freed_queue == queue;
     clear_q <= clear_q + 1'b1;
     if (clear_q == queue_t'(QUEUES - 1)) clearing_q <= 1'b0;
     if (rst) begin
@@ -144,14 +148,14 @@ module card_admission
 
   logic [2:1] valid_q, drop_q, known_q, same_q;  // `same_q`: queue of the frame right before
   queue_t [2:1] queue_q;
-  beats_t [2:1] beats_q;
+  beats_t [2:1] beats_q;  // cells
   cells_t taken_read, taken, taken_q, taken_now, taken_new, written_q;
   quota_t quota;
-  rest_t own_rest_q, pooled_rest_q;
+  rest_t own_rest_q, pooled_rest_q, pool_rest_q;
   logic [8:0] beats_after_q;  // with those of the frame before
   logic own_fits, pooled_fits, pool_fits, free_fits, accept;
   logic wrote_q, wrote_pooled_q;
-  queue_t wrote_queue_q;
+  logic again_q;  // queue of the frame 2 cycles before
   count_t pool_used_q, pool_kept, free_q, free_more;
 
   card_ram #(
@@ -177,7 +181,7 @@ module card_admission
       .rd_addr_i(queue),
       .rd_data_o(taken_read)
   );
-  assign taken = wrote_q && wrote_queue_q == queue_q[1] ? written_q : taken_read;
+  assign taken = wrote_q && again_q ? written_q : taken_read;
 
   // The frame's cells with those of the frame before, if that one took its cells here.
   function automatic logic fits(input rest_t rest, input logic also);
@@ -187,7 +191,7 @@ module card_admission
   always_comb begin
     own_fits = fits(own_rest_q, same_q[2] && wrote_q && !wrote_pooled_q);
     pooled_fits = fits(pooled_rest_q, same_q[2] && wrote_q && wrote_pooled_q);
-    pool_fits = {1'b0, pool_used_q} + 17'(beats_q[2]) <= {1'b0, pool_i};
+    pool_fits = fits(pool_rest_q, wrote_q && wrote_pooled_q);
     free_fits = count_t'(beats_q[2]) <= free_q;
     accept = valid_q[2] && !drop_q[2] && known_q[2] && free_fits
         && (own_fits || (pooled_fits && pool_fits));
@@ -204,17 +208,19 @@ module card_admission
     drop_q <= {drop_q[1], header_i.verdict[3]};
     known_q <= {known_q[1], known};
     queue_q <= {queue_q[1], queue};
-    beats_q <= {beats_q[1], beats_of(header_i.length, BYTES)};
+    beats_q <= {beats_q[1], beats_of(header_i.length, CELL_BYTES)};
     same_q <= {same_q[1], valid_q[1] && queue_q[1] == queue};
+    again_q <= queue_q[2] == queue;
 
     own_rest_q <= rest_t'({1'b0, quota.guarantee}) - rest_t'({1'b0, taken.own - freed.own});
     pooled_rest_q <= rest_t'({1'b0, quota.share}) - rest_t'({1'b0, taken.pooled - freed.pooled});
     taken_q <= taken;
+    // Without the frame of 1 cycle ago, and without what was released 1 cycle ago.
+    pool_rest_q <= rest_t'({1'b0, pool_i}) - rest_t'({1'b0, pool_used_q});
     beats_after_q <= 9'(beats_q[1]) + 9'(beats_q[2]);
 
     wrote_q <= accept && !rst;
     wrote_pooled_q <= !own_fits;
-    wrote_queue_q <= queue_q[2];
     written_q <= taken_new;
     if (rst) begin
       pool_used_q <= '0;

@@ -29,39 +29,57 @@ module card_arbiter
     output port_t                                 port_o
 );
 
-  localparam int INDEX_BITS = $clog2(INPUTS);
-
   logic within_q;  // a frame of `source_q` has begun
-  logic [INDEX_BITS-1:0] source_q, source;
-  logic open;
+  logic open, accepts;
+  logic [INPUTS-1:0] source_q, source, next, behind_q;  // one bit each, but `behind_q`
+  logic [INPUTS-1:0] behind;
+  port_t port;
+  logic [DATA_BITS-1:0] data;
+  logic [BYTES_BITS-1:0] bytes;
+  logic [11:0] user;
+  logic last;
+
+  card_turn #(
+      .LINES(INPUTS)
+  ) turn (
+      .waiting_i(valid_i),
+      .behind_i (behind_q),
+      .next_o   (next)
+  );
+
+  assign source = within_q ? source_q : next;
+  assign open = (within_q || room_i) && !rst;
+  assign ready_o = open ? source : '0;
+  assign accepts = open && (within_q ? (valid_i & source_q) : valid_i) != '0;
 
   always_comb begin
-    source = source_q;
-    open = within_q;
-    if (!within_q) begin
-      // First valid input behind the last source, else the first one of all.
-      for (int i = INPUTS - 1; i >= 0; i--) if (valid_i[i]) source = INDEX_BITS'(i);
-      for (int i = INPUTS - 1; i >= 0; i--)
-        if (valid_i[i] && INDEX_BITS'(i) > source_q) source = INDEX_BITS'(i);
-      open = room_i;
+    {data, bytes, user, last} = '0;
+    port = '0;
+    behind = '0;
+    for (int i = 0; i < INPUTS; i++) begin
+      data |= data_i[i] & {DATA_BITS{source[i]}};
+      bytes |= bytes_i[i] & {BYTES_BITS{source[i]}};
+      user |= user_i[i] & {12{source[i]}};
+      last |= last_i[i] && source[i];
+      port |= (i == PORTS ? HOST : port_t'(i)) & {$bits(port_t){next[i]}};
+      behind |= {INPUTS{next[i]}} & ~((INPUTS'(2) << i) - 1'b1);
     end
-    for (int i = 0; i < INPUTS; i++)
-      ready_o[i] = open && !rst && source == INDEX_BITS'(i);
   end
 
   always_ff @(posedge clk) begin
-    data_o <= data_i[source];
-    bytes_o <= bytes_i[source];
-    last_o <= last_i[source];
-    user_o <= user_i[source];
-    port_o <= source == INDEX_BITS'(PORTS) ? HOST : port_t'(source);
-    valid_o <= valid_i[source] && open && !rst;
+    data_o <= data;
+    bytes_o <= bytes;
+    last_o <= last;
+    user_o <= user;
+    if (!within_q) port_o <= port;
+    valid_o <= accepts;
     if (rst) begin
       within_q <= 1'b0;
-      source_q <= INDEX_BITS'(PORTS);
-    end else if (valid_i[source] && open) begin
-      within_q <= !last_i[source];
+      behind_q <= '0;
+    end else if (accepts) begin
+      within_q <= !last;
       source_q <= source;
+      if (!within_q) behind_q <= behind;
     end
   end
 

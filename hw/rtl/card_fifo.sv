@@ -20,13 +20,14 @@ module card_fifo #(
   localparam int BITS = $clog2(DEPTH);
 
   logic [BITS:0] count_q;
+  logic valid_q;  // `count_q` is not 0
   logic [BITS-1:0] wr_q, rd_q, rd_next;
   // The word that was written in the cycle in which the memory was read.
   logic bypass_q;
   logic [WIDTH-1:0] bypass_data_q, read;
 
   assign rd_next = rd_q + BITS'(pop_i);
-  assign valid_o = count_q != '0;
+  assign valid_o = valid_q;
   assign room_o = count_q <= (BITS+1)'(DEPTH - MARGIN);
   assign data_o = bypass_q ? bypass_data_q : read;
 
@@ -44,9 +45,11 @@ module card_fifo #(
   );
 
   always_ff @(posedge clk) begin
-    bypass_q <= push_i && wr_q == rd_next;
+    bypass_q <= push_i && count_q == (BITS+1)'(pop_i);
     bypass_data_q <= data_i;
+    valid_q <= push_i || count_q > (BITS+1)'(pop_i);
     if (rst) begin
+      valid_q <= 1'b0;
       count_q <= '0;
       wr_q <= '0;
       rd_q <= '0;

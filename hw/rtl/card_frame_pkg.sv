@@ -41,9 +41,14 @@ package card_frame_pkg;
     logic    pooled;  // its cells are the pool's
   } queued_t;
 
-  // Beats of a frame of `length` bytes.
-  function automatic beats_t beats_of(input length_t length, input int beat_bytes);
-    return beats_t'((int'(length) + beat_bytes - 1) / beat_bytes);
+  // Bytes of a cell.
+  function automatic int cell_bytes(input int data_bits);
+    return data_bits > 512 ? data_bits / 8 : 64;
+  endfunction
+
+  // Parts of `bytes` bytes of a frame of `length` bytes: beats or cells.
+  function automatic beats_t beats_of(input length_t length, input int bytes);
+    return beats_t'((int'(length) + bytes - 1) / bytes);
   endfunction
 
 endpackage

@@ -2,9 +2,9 @@
 // queue of beats per output.
 //
 // Latency: 2 cycles from a frame's last beat to its header record; 6 cycles from the result to the
-// first beat at an idle output. One beat per cycle in all. Output PORTS is the host. An output that
-// does not take its beats delays no other one. After a reset, the card takes no frame while
-// card_admission clears its counts: one cycle per queue.
+// first beat at an output if no other frame is in the queues. One beat per cycle in all. Output
+// PORTS is the host. An output that does not take its beats delays no other one. After a reset, the
+// card takes no frame while card_admission clears its counts: one cycle per queue.
 module card_frames
   import card_pkg::*;
   import card_frame_pkg::*;
@@ -133,7 +133,6 @@ module card_frames
 
   logic merged_valid, merged_first, merged_last;
   logic [DATA_BITS-1:0] merged_data;
-  logic [BYTES_BITS-1:0] merged_bytes;
   length_t merged_length;
   frame_meta_t merged_meta;
   card_merge #(
@@ -152,14 +151,14 @@ module card_frames
       .first_o       (merged_first),
       .last_o        (merged_last),
       .data_o        (merged_data),
-      .bytes_o       (merged_bytes),
       .length_o      (merged_length),
       .meta_o        (merged_meta)
   );
 
   logic accept, pooled, release_, release_pooled;
   logic [QUEUE_BITS-1:0] queue;
-  beats_t release_beats;
+  logic [QUEUE_BITS-1:0] release_queue;
+  beats_t release_cells;
   // verilator lint_off UNUSEDSIGNAL
   token_t event_token;  // has bits of reserve
   // verilator lint_on UNUSEDSIGNAL
@@ -187,8 +186,8 @@ module card_frames
       .meta_o          (event_meta_o),
       .token_o         (event_token),
       .release_i       (release_),
-      .release_queue_i (event_sent_queue_o),
-      .release_beats_i (release_beats),
+      .release_queue_i (release_queue),
+      .release_beats_i (release_cells),
       .release_pooled_i(release_pooled),
       .pool_i,
       .wr_quota_i,
@@ -214,7 +213,6 @@ module card_frames
       .first_i         (merged_first),
       .last_i          (merged_last),
       .data_i          (merged_data),
-      .bytes_i         (merged_bytes),
       .length_i        (merged_length),
       .meta_i          (merged_meta),
       .accept_i        (accept),
@@ -231,19 +229,20 @@ module card_frames
       .sent_queue_o    (event_sent_queue_o),
       .sent_length_o   (event_sent_length_o),
       .release_o       (release_),
-      .release_beats_o (release_beats),
+      .release_queue_o (release_queue),
+      .release_cells_o (release_cells),
       .release_pooled_o(release_pooled),
       .wr_weight_i,
       .wr_queue_i,
       .wr_weight_data_i
   );
 
-  // MARGIN: the longest frame, and the two beats that card_queues does not see here yet.
+  // MARGIN: two of the longest frames, as card_queues chooses one while it reads one.
   for (genvar i = 0; i < LINES; i++) begin : gen_out
     card_fifo #(
         .WIDTH (DATA_BITS + BYTES_BITS + 1 + $bits(frame_meta_t)),
         .DEPTH (OUT_DEPTH),
-        .MARGIN(MAX_BEATS + 3)
+        .MARGIN(2 * MAX_BEATS)
     ) beats (
         .clk,
         .rst,

@@ -7,9 +7,8 @@ module card_merge
   import card_pkg::*;
   import card_frame_pkg::*;
 #(
-    parameter  int DATA_BITS  = 512,
-    parameter  int RESULTS    = 128,  // a power of two
-    localparam int BYTES_BITS = $clog2(DATA_BITS / 8 + 1)
+    parameter int DATA_BITS = 512,
+    parameter int RESULTS   = 128  // a power of two
 ) (
     input  logic        clk,
     input  logic        rst,
@@ -24,13 +23,12 @@ module card_merge
     output logic                 take_o,
     output logic                 frame_done_o,
 
-    output logic                  valid_o,
-    output logic                  first_o,
-    output logic                  last_o,
-    output logic [ DATA_BITS-1:0] data_o,
-    output logic [BYTES_BITS-1:0] bytes_o,
-    output length_t               length_o,  // of the frame
-    output frame_meta_t           meta_o
+    output logic                 valid_o,
+    output logic                 first_o,
+    output logic                 last_o,
+    output logic [DATA_BITS-1:0] data_o,
+    output length_t              length_o,  // of the frame
+    output frame_meta_t          meta_o
 );
 
   localparam int BYTES = DATA_BITS / 8;
@@ -52,9 +50,8 @@ module card_merge
   // verilator lint_on UNUSEDSIGNAL
   logic valid, first_q, ended_q, forward, ends;
   length_t left_q;
-  logic [BYTES_BITS-1:0] left;
   logic [INDEX_BITS-1:0] index_q;
-  header_bytes_t rest_q;  // the first 64 bytes from this beat on, unless it is the first one
+  header_bytes_t bytes_q;  // of `result` one cycle ago
 
   assign result_in = '{
       bytes: header_i.bytes,
@@ -88,21 +85,19 @@ module card_merge
   assign take_o = valid;
   assign frame_done_o = valid && last_i;
   assign forward = !result.meta.verdict[3];
-  assign left = BYTES_BITS'(first_q ? result.length : left_q);
   assign ends = first_q ? result.single : left_q <= length_t'(BYTES);
 
   always_ff @(posedge clk) begin
     valid_o <= valid && forward && !ended_q && !rst;
     first_o <= first_q;
     last_o <= ends || last_i;
-    bytes_o <= ends ? left : BYTES_BITS'(BYTES);
     length_o <= result.length;
     meta_o <= result.meta;
     if (index_q == INDEX_BITS'(HEADER_BEATS)) data_o <= data_i;
-    else data_o <= first_q ? result.bytes[DATA_BITS-1:0] : rest_q[DATA_BITS-1:0];
+    else data_o <= first_q ? result.bytes[DATA_BITS-1:0] : bytes_q[DATA_BITS*index_q+:DATA_BITS];
+    bytes_q <= result.bytes;
     if (valid) begin
       first_q <= last_i;
-      rest_q <= (first_q ? result.bytes : rest_q) >> DATA_BITS;
       ended_q <= (ended_q || ends) && !last_i;
       left_q <= first_q ? result.rest : left_q - length_t'(BYTES);
       if (last_i) index_q <= '0;

@@ -38,6 +38,7 @@ module card_scheduler
     // the beats that are on their way there. It counts one cycle later.
     input  logic                 room_i,
     output logic                 valid_o,
+    output logic                 direct_o,  // the frame that arrives will be in `frame_o`
     output queued_t              frame_o,
     output logic [SLOT_BITS-1:0] slot_o,
     input  logic                 start_i,
@@ -62,41 +63,45 @@ module card_scheduler
   typedef logic signed [QUANTUM_BITS+9:0] balance_t;
   typedef logic [11:0] debt_t;
 
-  logic [SLOTS-1:0] waiting_q, fresh_q, owes_q, waiting_left, waiting_others;
+  logic [SLOTS-1:0] waiting_q, fresh_q, owes_q, waiting_left, waiting_next;
+  logic [SLOTS-1:0] behind_q, turn_hot, other_hot;  // masks: behind `turn_q`; `turn_q`
   logic have_q, have, able_q, room_q, started_q, pick_q, idle, goes_on;
-  queued_t frame_q, next;
+  queued_t frame_q;
   slot_t turn_q;
   cell_t newest_q;                   // of the queue `turn_q`
-  logic last_q;                      // `frame_q` is the newest
+  logic last;                        // `frame_q` is the newest
   logic more_q, recent_q;            // the frame that started has a successor
   length_t length_q;                 // of the frame that started
-  balance_t balance_q, balance_new;
+  balance_t balance_q;
   logic hits, empties, leaves_, stays;
+  logic left_q;   // `leaves_` one cycle ago: the next frame of the queue is in `frame_q`
   logic spent;    // the balance is below 0
   logic alone_q;  // no other queue waits
   logic inserted_q;
   slot_t inserted_slot_q;
   cell_t inserted_at_q;
-  logic choose, follows, direct;
+  logic choose, direct;
+  logic follows_q;                   // `insert_slot_i` is `inserted_slot_q`
   logic other_valid_q;               // `other_q` waits; it is the one behind `turn_q`
   slot_t other_q, other;
 
   assign valid_o = able_q;
+  assign direct_o = direct && room_i;
   assign frame_o = frame_q;
   assign slot_o = turn_q;
-  assign next = recent_q ? recent_i : next_i;
   assign recent_o = recent_q;
   assign stays = !spent || alone_q;
   assign chain_o = started_q && more_q && stays && room_q;
   assign goes_on = started_q && more_q && stays && !start_chain_i;
   assign spent = balance_q[$bits(balance_t)-1];
   assign hits = insert_i && insert_slot_i == turn_q;
+  assign turn_hot = ~behind_q & {1'b1, behind_q[SLOTS-1:1]};
   assign empties = started_q && !more_q;
   assign leaves_ = started_q && more_q && !stays;
   assign idle = !have_q && !started_q && !pick_q;
   assign choose = idle && other_valid_q;
   // A frame into empty queues needs no choice.
-  assign direct = idle && !other_valid_q && waiting_q == '0 && insert_i;
+  assign direct = idle && !other_valid_q && !inserted_q && insert_i;
 
   // ---------------------------------------------------------------------------------------------
   // Lists. The word that was written last comes from a register.
@@ -104,16 +109,15 @@ module card_scheduler
   cell_t newest_in, newest_out;
   queued_t first, head;
   logic fresh_read_q;
+  logic waited_q;  // `insert_slot_i` is in `waiting_q`
 
-  assign follows = inserted_q && inserted_slot_q == insert_slot_i;
-  assign newest_o = follows ? inserted_at_q : newest_in;
+  assign newest_o = follows_q ? inserted_at_q : newest_in;
   always_comb begin
-    waiting_left = waiting_q;
-    if (empties) waiting_left[turn_q] = 1'b0;
-    waiting_others = waiting_q;
-    waiting_others[turn_q] = 1'b0;
+    waiting_left = waiting_q & ~(empties ? turn_hot : '0);
+    waiting_next = waiting_left;
+    if (insert_i) waiting_next[insert_slot_i] = 1'b1;
   end
-  assign linked_o = waiting_left[insert_slot_i];
+  assign linked_o = waited_q && !(empties && insert_slot_i == turn_q);
 
   card_ram #(
       .WIDTH   ($bits(cell_t)),
@@ -157,57 +161,59 @@ module card_scheduler
       .COLLIDES(1'b0)
   ) heads (
       .clk,
-      .wr_en_i  (leaves_),
+      .wr_en_i  (left_q),
       .wr_addr_i(turn_q),
-      .wr_data_i(next),
+      .wr_data_i(frame_q),
       .rd_addr_i(other_q),
       .rd_data_o(head)
   );
 
   cell_t newest_picked;
-  queued_t frame_picked;
+  queued_t frame_picked, frame_other;  // `frame_other`: 0 if `next_i` is the frame
   logic next_is_last;
   assign newest_picked = inserted_q && inserted_slot_q == turn_q ? inserted_at_q : newest_out;
   assign frame_picked = fresh_read_q ? first : head;
+  // The memory's word comes late.
+  assign frame_other = !started_q ? insert_frame_i : recent_q ? recent_i : '0;
+  assign last = frame_q.at == newest_q;
   assign next_is_last = recent_q || next_i.at == newest_q;
   assign have = have_q ? !start_i : pick_q || direct || goes_on;
 
   always_ff @(posedge clk) begin
     inserted_q <= insert_i;
+    follows_q <= insert_i && insert_slot_i == early_slot_i;
     inserted_slot_q <= insert_slot_i;
     inserted_at_q <= insert_frame_i.at;
     fresh_read_q <= fresh_q[other_q];
 
     if (start_i) begin
-      more_q <= !last_q || hits;
-      recent_q <= last_q && hits;
+      more_q <= !last || hits;
+      recent_q <= last && hits;
       length_q <= frame_q.length;
-    end else begin
+    end else if (start_chain_i) begin
       more_q <= !next_is_last || hits;
       recent_q <= next_is_last && hits;
-      length_q <= next.length;
+      length_q <= recent_q ? recent_i.length : next_i.length;
     end
 
     if (pick_q) begin
       frame_q <= frame_picked;
       newest_q <= newest_picked;
-      last_q <= frame_picked.at == newest_picked;
-    end else if (!have_q) begin
-      frame_q <= started_q ? next : insert_frame_i;
-      last_q <= !started_q || next_is_last;
-    end
+    end else if (!have_q) frame_q <= frame_other | (next_i & {$bits(queued_t) {started_q && !recent_q}});
     if (hits || direct) newest_q <= insert_frame_i.at;
-    if (hits && !direct) last_q <= 1'b0;
     if (choose) turn_q <= other_q;
     if (direct) turn_q <= insert_slot_i;
+    for (int i = 0; i < SLOTS; i++)
+      if (choose || direct) behind_q[i] <= slot_t'(i) > (choose ? other_q : insert_slot_i);
 
+    left_q <= leaves_ && !rst;
     started_q <= start_i || start_chain_i;
     pick_q <= choose;
     have_q <= have && !rst;
     able_q <= have && room_i && !rst;
     room_q <= room_i;
-    waiting_q <= waiting_left;
-    if (insert_i) waiting_q[insert_slot_i] <= 1'b1;
+    waiting_q <= waiting_next;
+    waited_q <= waiting_next[early_slot_i];
     if (leaves_) fresh_q[turn_q] <= 1'b0;
     if (insert_i && !linked_o) fresh_q[insert_slot_i] <= 1'b1;
     if (rst) begin
@@ -216,6 +222,7 @@ module card_scheduler
       waiting_q <= '0;
       inserted_q <= 1'b0;
       turn_q <= '0;
+      behind_q <= ~SLOTS'(1);
     end
   end
 
@@ -224,8 +231,8 @@ module card_scheduler
 
   logic [7:0] weight;
   debt_t debt;
-  logic owes_read_q, same, same_q;
-  balance_t top_up, top_up_q, owed;
+  logic owes_read_q, others, same, same_q, same_now, settles_q, renews;
+  balance_t top_up_q, owed_q;
   slot_t balance_slot;
 
   assign same = (choose ? other_q : insert_slot_i) == turn_q;
@@ -248,41 +255,53 @@ module card_scheduler
       .COLLIDES(1'b0)
   ) debts (
       .clk,
-      .wr_en_i  ((choose || direct) && !same),
+      .wr_en_i  (choose || direct),
       .wr_addr_i(turn_q),
       .wr_data_i(debt_t'(-balance_q)),
       .rd_addr_i(balance_slot),
       .rd_data_o(debt)
   );
 
+  card_turn #(
+      .LINES(SLOTS)
+  ) turn (
+      .waiting_i(waiting_q),
+      .behind_i (behind_q),
+      .next_o   (other_hot)
+  );
+
   always_comb begin
-    top_up = balance_t'({weight == '0 ? 8'd1 : weight, QUANTUM_BITS'(0)});
-    if (pick_q ? same_q : same) owed = balance_q;
-    else owed = owes_read_q ? -balance_t'({1'b0, debt}) : '0;
-    balance_new = balance_q - balance_t'({1'b0, length_q});
-    // A queue that became empty within its turn goes on with it.
-    if (!started_q && (pick_q || direct))
-      balance_new = (pick_q ? same_q : same) && !spent ? balance_q : top_up + owed;
-    // The next turn of a queue that is alone.
-    if (started_q && more_q && spent && alone_q) balance_new = balance_new + top_up_q;
     other = '0;
-    for (int i = SLOTS - 1; i >= 0; i--) if (waiting_left[i]) other = slot_t'(i);
-    for (int i = SLOTS - 1; i >= 0; i--)
-      if (waiting_left[i] && slot_t'(i) > turn_q) other = slot_t'(i);
+    for (int i = 0; i < SLOTS; i++) other |= slot_t'(i) & {SLOT_BITS{other_hot[i]}};
   end
+  assign others = (waiting_q & ~turn_hot) != '0;
+  assign same_now = pick_q ? same_q : same;
+  // The next turn of a queue that is alone.
+  assign renews = more_q && spent && alone_q;
 
   always_ff @(posedge clk) begin
     other_q <= other;
-    other_valid_q <= waiting_left != '0 && !rst;
+    // `other_q` is the slot `turn_q` only if no other one waits.
+    other_valid_q <= (others || ((waiting_q & turn_hot) != '0 && !empties)) && !rst;
     same_q <= same;
-    alone_q <= waiting_others == '0;
-    if (pick_q || direct) top_up_q <= top_up;
+    alone_q <= !others;
     owes_read_q <= owes_q[balance_slot];
-    if (started_q || pick_q || direct) balance_q <= balance_new;
-    if ((choose || direct) && !same) owes_q[turn_q] <= spent;
+    // A turn's balance is there one cycle after the choice, before the turn's first frame started.
+    if (pick_q || direct) begin
+      top_up_q <= balance_t'({weight[7:1], weight[0] || weight == '0, QUANTUM_BITS'(0)});
+      owed_q <= same_now ? balance_q : owes_read_q ? -balance_t'({1'b0, debt}) : '0;
+    end
+    // A queue that became empty within its turn goes on with it.
+    settles_q <= (pick_q || direct) && !(same_now && !spent);
+    if (settles_q || started_q)
+      balance_q <= (settles_q ? owed_q : balance_q)
+          + (settles_q || renews ? top_up_q : '0)
+          - (settles_q ? '0 : balance_t'({1'b0, length_q}));
+    if (choose || direct) owes_q[turn_q] <= spent;
     if (rst) begin
       owes_q <= '0;
       balance_q <= '0;
+      settles_q <= 1'b0;
     end
   end
 

@@ -51,6 +51,7 @@ module card_store
   logic [FRAME_BITS-1:0] frames_q;
   logic first_q, oversize_q, too_long, keep, emit;
   logic [11:0] length_q, length;
+  logic [10:0] left_q;  // MAX_LENGTH - `length_q`
   logic [INDEX_BITS-1:0] index_q;  // beat of the first 64 bytes, HEADER_BEATS behind them
   header_bytes_t bytes_q, bytes;
   logic [DATA_BITS-1:0] masked;
@@ -59,7 +60,7 @@ module card_store
   assign room_o = used <= (BITS+1)'(DEPTH - MAX_BEATS - SLACK)
       && frames_q <= FRAME_BITS'(RESULTS - SLACK);
   assign length = length_q + 12'(bytes_i);
-  assign too_long = oversize_q || length > 12'(MAX_LENGTH);
+  assign too_long = oversize_q || 11'(bytes_i) > left_q;
   assign keep = valid_i && !too_long;
   assign emit = keep && last_i;
   assign rd_next = rd_q + (BITS+1)'(take_i);
@@ -118,6 +119,7 @@ module card_store
       first_q <= last_i;
       oversize_q <= too_long && !last_i;
       length_q <= last_i ? '0 : too_long ? length_q : length;
+      left_q <= last_i ? 11'(MAX_LENGTH) : too_long ? left_q : left_q - 11'(bytes_i);
       if (last_i) index_q <= '0;
       else if (index_q != INDEX_BITS'(HEADER_BEATS)) index_q <= index_q + 1'b1;
       if (keep) wr_q <= wr_q + 1'b1;
@@ -135,6 +137,7 @@ module card_store
       first_q <= 1'b1;
       oversize_q <= 1'b0;
       length_q <= '0;
+      left_q <= 11'(MAX_LENGTH);
       index_q <= '0;
       wr_q <= '0;
       start_q <= '0;

@@ -30,7 +30,7 @@ pub const DATA_BITS: u32 = 0x0008;
 pub const PORTS: u32 = 0x000c;
 /// Virtual environments.
 pub const VES: u32 = 0x0010;
-/// Cells that the queues can use, guaranteed or of the pool.
+/// Cells of 64 bytes that the queues can use, guaranteed or of the pool.
 pub const CELLS: u32 = 0x0014;
 /// Entries of the VMAC-VE table.
 pub const VMACS: u32 = 0x0018;

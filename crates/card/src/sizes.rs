@@ -47,7 +47,7 @@ impl LpmVariant {
 pub struct CardSizes {
     /// Bits of a beat.
     pub data_bits: u32,
-    /// Cells of the queues.
+    /// Cells of the queues, of 64 bytes each.
     pub cells: u32,
     /// VEs.
     pub ves: u32,
@@ -83,7 +83,7 @@ impl CardSizes {
     };
 
     /// The same with a narrow data path.
-    pub const CARD_8_NARROW: Self = Self { data_bits: 64, cells: 8192, ..Self::CARD_8 };
+    pub const CARD_8_NARROW: Self = Self { data_bits: 64, ..Self::CARD_8 };
 
     /// The card with 32 VEs.
     pub const CARD_32: Self = Self::CARD_8.times(4);

@@ -305,11 +305,11 @@ struct Bench {
   // --- set-up ---
 
   void set_up() {
-    write(0, POOL, 64 * 512 / DATA_BITS);
+    write(0, POOL, 64);
     for (int out : {0, 1, 2, 3, HOST})
       for (int slot = 0; slot <= VES; slot++) {
         u32 queue = u32(out) << 16 | slot;
-        entry(0, T_QUOTA, queue, Entry().put(8 * 512 / DATA_BITS, 16).put(0xff, 16), 1);
+        entry(0, T_QUOTA, queue, Entry().put(8, 16).put(0xff, 16), 1);
         entry(0, T_WEIGHT, queue, Entry().put(1 + slot, 8), 1);
       }
     entry(0, T_SEED, 0, Entry(), 2);
@@ -598,7 +598,7 @@ static void super_page(Bench& bench) {
     }
   }
   read();
-  bench.write(0, POOL, 64 * 512 / DATA_BITS);
+  bench.write(0, POOL, 64);
   // A VE writes right behind a change of its parts: the new ones bind it. Two older writes of the
   // VE are on their way when the change comes.
   int ve = below(VES);
