@@ -93,8 +93,10 @@ module card_merge
     last_o <= ends || last_i;
     length_o <= result.length;
     meta_o <= result.meta;
-    if (index_q == INDEX_BITS'(HEADER_BEATS)) data_o <= data_i;
-    else data_o <= first_q ? result.bytes[DATA_BITS-1:0] : bytes_q[DATA_BITS*index_q+:DATA_BITS];
+    // The word of `results` comes late.
+    if (first_q) data_o <= result.bytes[DATA_BITS-1:0];
+    else if (index_q == INDEX_BITS'(HEADER_BEATS)) data_o <= data_i;
+    else data_o <= bytes_q[DATA_BITS*index_q+:DATA_BITS];
     bytes_q <= result.bytes;
     if (valid) begin
       first_q <= last_i;
