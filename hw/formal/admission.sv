@@ -4,7 +4,7 @@
 // are (`steady_i`), a queue always gets its guaranteed cells.
 //
 // The proof follows any queue. `own_q` and `pooled_q` are its cells: those of its frames that were
-// accepted and not yet released. A decision takes the cells that were released in the last three
+// accepted and not yet released. A decision takes the cells that were released in the last two
 // cycles as not yet free. As the proof shows of any queue that its own cells are within its
 // guarantee, it assumes this of the sum of all others.
 //
@@ -97,9 +97,11 @@ module admission
   // Cells of the pool; these and own ones of other queues; all.
   used_t pool_used_q, not_own_q, used_q;
   quota_t [2:1] quota_q;         // from the cycle in which the frame came
-  beats_t [3:1] lag_own_q, lag_pooled_q;  // released in the cycles before
+  beats_t [2:1] lag_own_q, lag_pooled_q;  // released in the cycles before
   beats_t last_beats_q, last_own_q, last_pooled_q;  // taken in the cycle before
-  used_t seen_own_q, seen_pooled_q;                // what the decision counts, but for the last
+  beats_t last_pool_q;                              // of any queue from the pool
+  used_t seen_own_q, seen_pooled_q, seen_pool_q;    // what the decision counts, but for the last
+  logic [QUEUE_BITS-1:0] wrote_queue_q;             // of the frame that was decided before
 
   function automatic beats_t if_true(input logic condition, input beats_t cells);
     return condition ? cells : '0;
@@ -118,13 +120,16 @@ module admission
     queued_q <= accepts && !rst;
     unqueued_q <= dut.valid_q[2] && !dut.drop_q[2] && !accepts && !rst;
     quota_q <= {quota_q[1], quota};
-    lag_own_q <= {lag_own_q[2:1], less_own};
-    lag_pooled_q <= {lag_pooled_q[2:1], less_pooled};
+    lag_own_q <= {lag_own_q[1], less_own};
+    lag_pooled_q <= {lag_pooled_q[1], less_pooled};
     last_beats_q <= beats;
     last_own_q <= more_own;
     last_pooled_q <= more_pooled;
-    seen_own_q <= own_q + used_t'(lag_own_q[1]) + used_t'(lag_own_q[2]);
-    seen_pooled_q <= pooled_q + used_t'(lag_pooled_q[1]) + used_t'(lag_pooled_q[2]);
+    last_pool_q <= if_true(accepts && !takes_own && !rst, beats);
+    seen_pool_q <= pool_used_q;
+    wrote_queue_q <= dut.queue_q[2];
+    seen_own_q <= own_q + used_t'(lag_own_q[1]);
+    seen_pooled_q <= pooled_q + used_t'(lag_pooled_q[1]);
     own_q <= own_q - used_t'(less_own) + used_t'(more_own);
     pooled_q <= pooled_q - used_t'(less_pooled) + used_t'(more_pooled);
     not_own_q <= not_own_q
@@ -172,7 +177,13 @@ module admission
       `PROVE(1, dut.pool_used_q == count_t'(pool_used_q))
       // A decision.
       if (accepts) `PROVE(1, decides && used_q + used_t'(beats) <= used_t'(CELLS))
-      if (accepts && !takes_own) `PROVE(1, 18'(pool_used_q) + 18'(beats) <= 18'(pool_i))
+      if (dut.valid_q[2]) begin
+        `PROVE(1, dut.beats_after_q == 9'(beats) + 9'(last_beats_q))
+        `PROVE(1, dut.pool_rest_q == 17'(pool_q) - 17'(seen_pool_q))
+        `PROVE(1, last_pool_q == if_true(dut.wrote_q && dut.wrote_pooled_q, last_beats_q))
+        `PROVE(1, pool_used_q <= seen_pool_q + used_t'(last_pool_q))
+      end
+      if (accepts && !takes_own) `PROVE(1, 18'(pool_used_q) + 18'(beats) <= 18'(pool_q))
       if (decides && mine) begin
         `PROVE(4, takes_own == (18'(seen_own_q) + 18'(last_own_q) + 18'(beats)
             <= 18'(quota_q[2].guarantee)))
@@ -220,33 +231,32 @@ module admission
       if (dut.valid_q[1]) begin
         `PROVE(2, dut.same_q[1] == (dut.valid_q[2] && dut.queue_q[2] == dut.queue_q[1]))
         if (steady_i) `PROVE(3, quota_q[1] == quota)
+        `PROVE(2, dut.again_q == (wrote_queue_q == dut.queue_q[1]))
         if (dut.queue_q[1] == queue_i) begin
           `PROVE(2, dut.taken == taken && dut.quota == quota_q[1])
-          `PROVE(2, freed.own == dut.freed.own + count_t'(lag_own_q[2]))
-          `PROVE(2, freed.pooled == dut.freed.pooled + count_t'(lag_pooled_q[2]))
+          `PROVE(2, dut.freed == freed)
         end
       end
       // In its third cycle, that of the decision.
       if (dut.wrote_q) begin
-        if (dut.wrote_queue_q == queue_i) `PROVE(2, written == taken)
-        `PROVE(3, last_own_q == if_true(dut.wrote_queue_q == queue_i && !dut.wrote_pooled_q,
+        if (wrote_queue_q == queue_i) `PROVE(2, written == taken)
+        `PROVE(3, last_own_q == if_true(wrote_queue_q == queue_i && !dut.wrote_pooled_q,
                                       last_beats_q))
-        `PROVE(3, last_pooled_q == if_true(dut.wrote_queue_q == queue_i && dut.wrote_pooled_q,
+        `PROVE(3, last_pooled_q == if_true(wrote_queue_q == queue_i && dut.wrote_pooled_q,
                                          last_beats_q))
       end
       if (dut.valid_q[2]) begin
         if (steady_i) `PROVE(3, quota_q[2] == quota)
-        `PROVE(3, dut.beats_after_q == 9'(beats) + 9'(last_beats_q))
         if (!dut.wrote_q) `PROVE(3, last_own_q == '0 && last_pooled_q == '0)
         if (mine) begin
-          if (dut.wrote_q) `PROVE(2, dut.same_q[2] == (dut.wrote_queue_q == queue_i))
+          if (dut.wrote_q) `PROVE(2, dut.same_q[2] == (wrote_queue_q == queue_i))
           `PROVE(2, dut.taken_now == taken)
           `PROVE(3, dut.own_rest_q == 17'(quota_q[2].guarantee) - 17'(seen_own_q))
           `PROVE(3, dut.pooled_rest_q == 17'(quota_q[2].share) - 17'(seen_pooled_q))
           `PROVE(3, seen_own_q + used_t'(last_own_q) == own_q + used_t'(lag_own_q[1])
-              + used_t'(lag_own_q[2]) + used_t'(lag_own_q[3]))
+              + used_t'(lag_own_q[2]))
           `PROVE(3, seen_pooled_q + used_t'(last_pooled_q) == pooled_q + used_t'(lag_pooled_q[1])
-              + used_t'(lag_pooled_q[2]) + used_t'(lag_pooled_q[3]))
+              + used_t'(lag_pooled_q[2]))
         end
       end
     end

@@ -119,7 +119,7 @@ PROOFS = [
           2, top="admission", parameters="-G PART=1", black_boxes="card_fifo", mutant_depth=16,
           mutant_parameters="-G PORTS=1 -G VES=1 -G CELLS=130"),
     Proof("admission_memories",
-          [("card_admission", "wrote_q && wrote_queue_q == queue_q[1] ? written_q : taken_read",
+          [("card_admission", "wrote_q && again_q ? written_q : taken_read",
             "taken_read"),
            ("card_admission", "repeated_q ? freed_before_q : freed_read", "freed_read"),
            ("card_admission", "same_q[2] && wrote_q ? written_q : taken_q", "taken_q")],

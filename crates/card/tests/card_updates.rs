@@ -12,8 +12,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use common::Random;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use pdp_card::CardInput;
 use pdp_card::bus::ve_writes;
-use pdp_card::card::{CardInput, HOST_LINE};
+use pdp_card::card::HOST_LINE;
 use pdp_card::setup::{add_ve, enable_ve, equal_queues};
 use pdp_card::table::AttachmentEntry;
 use pdp_card::{
