@@ -14,9 +14,9 @@
 // is used only if its index is in the VE's segment.
 //
 // Writes: see card_lpm_write. A level has a node 2 * (level - 1) cycles later than it says, but no
-// later than look-ups that enter with the write come to the level. A table may change while look-ups pass: a look-up sees each word
-// before or after its change. A word that is no longer in use may be written again LATENCY cycles
-// after the change of the word that led to it.
+// later than look-ups that enter with the write come to the level. A table may change while
+// look-ups pass: a look-up sees each word before or after its change. A word that is no longer in
+// use may be written again LATENCY cycles after the change of the word that led to it.
 module card_lpm
   import card_pkg::*;
   import card_lpm_pkg::*;

@@ -481,7 +481,8 @@ fn ecn_marks_match_linux() {
     let mut left = 0;
     for frame in wire.receive() {
         let Ok(outer) = outer::parse(&frame) else { continue };
-        let inner = &frame[outer.payload()][8..];
+        // The node itself sends short datagrams, which probe the path.
+        let inner = frame[outer.payload()].get(8..).unwrap_or_default();
         if inner.get(6..12) == Some(&MARKED) {
             assert_eq!(ecn::of(&frame), ecn::of(inner));
             left += 1;
