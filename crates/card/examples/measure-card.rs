@@ -101,7 +101,8 @@ fn main() {
                 }
                 (0..64).for_each(|_| model.step(u8::MAX));
                 let outputs = model.take_outputs();
-                (model.take_inputs(), model.take_decisions());
+                model.take_inputs();
+                model.take_decisions();
                 assert!(outputs.iter().all(|output| output.meta.verdict == CardVerdict::Out));
                 out += outputs.len() as u32;
             }

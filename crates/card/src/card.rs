@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 use crate::bus::{RegisterWrite, super_writes, ve_writes};
 #[cfg(card_models)]
 use crate::ffi::{self, Pins};
-use crate::lines::{CardInput, CardOutput, FrameLines};
 use crate::table::TableWrite;
 use crate::{CardSizes, CardVerdict};
 
@@ -238,9 +237,10 @@ impl FrameMeta {
     }
 }
 
-/// A model of `card`. Its memories begin with random contents, its queues empty.
+/// A model of `card`, with a source and sink of frames. Its memories begin with contents that
+/// depend on the seed, with 0 for seed 0; its queues begin empty.
 #[derive(Debug)]
-pub struct CardModel<L = FrameLines> {
+pub struct CardCore<L> {
     #[cfg(card_models)]
     instance: CardInstance,
     lines: L,
@@ -253,49 +253,9 @@ pub struct CardModel<L = FrameLines> {
     refused_count: u64,
 }
 
-impl CardModel {
-    /// Most cycles from the last beat of a frame to the first one at an idle output.
-    pub const LATENCY: u64 = 64;
-
-    /// Makes a model and resets it; the memories' first contents depend on `seed`. Returns `None`
-    /// if there is no model of these sizes, or the crate was built without models.
-    pub fn new(sizes: CardSizes, seed: u32) -> Option<Self> {
-        Self::with_lines(sizes, seed, FrameLines::default())
-    }
-
-    /// Simulates a reset of three cycles. Frames on the way are lost, and so are register accesses.
-    /// The memories keep their contents.
-    pub fn reset(&mut self) {
-        self.lines = FrameLines::default();
-        self.reset_card();
-    }
-
-    /// Appends a frame to those that wait at a line; see [`FrameLines::send`].
-    ///
-    /// # Panics
-    /// If the frame is empty, or `user` has more than 12 bits.
-    pub fn send(&mut self, line: u8, frame: &[u8], user: u16) {
-        self.lines.send(line, frame, user);
-    }
-
-    /// Takes the frames that have entered.
-    pub fn take_inputs(&mut self) -> Vec<CardInput> {
-        std::mem::take(&mut self.lines.inputs)
-    }
-
-    /// Takes the frames that have left, in the order of their last beats.
-    pub fn take_outputs(&mut self) -> Vec<CardOutput> {
-        std::mem::take(&mut self.lines.outputs)
-    }
-
-    /// Takes the verdicts, with the lines where their frames entered, in the order of the frames.
-    pub fn take_decisions(&mut self) -> Vec<(u8, FrameMeta)> {
-        std::mem::take(&mut self.lines.decisions)
-    }
-}
-
-impl<L: CardLines> CardModel<L> {
-    /// Makes a model with these lines; see [`CardModel::new`].
+impl<L: CardLines> CardCore<L> {
+    /// Makes a model with these lines, and resets it. Returns `None` if there is no model of these
+    /// sizes.
     #[cfg(card_models)]
     pub fn with_lines(sizes: CardSizes, seed: u32, lines: L) -> Option<Self> {
         let mut model = Self {
@@ -344,7 +304,8 @@ impl<L: CardLines> CardModel<L> {
         self.refused_count
     }
 
-    fn reset_card(&mut self) {
+    /// Simulates a reset of three cycles. The memories keep their contents.
+    pub(crate) fn reset_card(&mut self) {
         (self.write_addresses, self.write_data) = Default::default();
         (self.read_address, self.read_answer, self.unanswered) = Default::default();
         for _ in 0..3 {
@@ -370,7 +331,7 @@ impl<L: CardLines> CardModel<L> {
         self.step_at(ready, self.cycles);
     }
 
-    /// Like [`CardModel::step`], at the tick `now` of the meters, which has 48 bits.
+    /// Like [`CardCore::step`], at the tick `now` of the meters, which has 48 bits.
     ///
     /// # Panics
     /// As there.

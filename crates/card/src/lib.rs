@@ -36,13 +36,13 @@ pub mod vmac;
 
 pub use blocks::BlockAllocator;
 pub use bus::{BusScheduler, RegisterWrite};
-pub use card::{CardLines, CardModel, FrameMeta};
+pub use card::{CardCore, CardLines, FrameMeta};
 pub use driver::{DriverError, VeDriver};
 pub use entry::{
     Leaf, LeafKind, LpmSegment, LpmTable, LpmWord, LpmWrite, NodeEntry, RootEntry, RouteFamily,
 };
 pub use header::{CardVerdict, HeaderIn, HeaderModel, HeaderOut};
-pub use lines::{CardInput, CardOutput, FrameLines};
+pub use lines::{CardInput, CardModel, CardOutput, FrameLines};
 pub use model::{LpmLookup, LpmModel, LpmResult};
 pub use sizes::{CardSizes, LpmVariant};
 pub use table::{TableWord, TableWrite};

@@ -2,7 +2,11 @@
 
 use std::collections::VecDeque;
 
-use crate::card::{CardLines, FrameMeta, LINES, LineBeat, LineFrame};
+use crate::CardSizes;
+use crate::card::{CardCore, CardLines, FrameMeta, LINES, LineBeat, LineFrame};
+
+/// A model whose frames are lists of bytes.
+pub type CardModel = CardCore<FrameLines>;
 
 /// A frame that has left the card.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,9 +51,9 @@ struct LeavingFrame {
 pub struct FrameLines {
     waiting: [VecDeque<PendingFrame>; LINES],
     leaving: [LeavingFrame; LINES],
-    pub(crate) inputs: Vec<CardInput>,
-    pub(crate) decisions: Vec<(u8, FrameMeta)>,
-    pub(crate) outputs: Vec<CardOutput>,
+    inputs: Vec<CardInput>,
+    decisions: Vec<(u8, FrameMeta)>,
+    outputs: Vec<CardOutput>,
 }
 
 impl FrameLines {
@@ -95,5 +99,46 @@ impl CardLines for FrameLines {
             let LineBeat { line, meta, .. } = beat;
             self.outputs.push(CardOutput { cycle: first_cycle, line, bytes, meta });
         }
+    }
+}
+
+impl CardModel {
+    /// Most cycles from the last beat of a frame to the first one at an idle output.
+    pub const LATENCY: u64 = 64;
+
+    /// Makes a model and resets it; the memories' first contents depend on `seed`. Returns `None`
+    /// if there is no model of these sizes, or the crate was built without models.
+    pub fn new(sizes: CardSizes, seed: u32) -> Option<Self> {
+        Self::with_lines(sizes, seed, FrameLines::default())
+    }
+
+    /// Simulates a reset of three cycles. Frames on the way are lost, and so are register accesses.
+    /// The memories keep their contents.
+    pub fn reset(&mut self) {
+        *self.lines_mut() = FrameLines::default();
+        self.reset_card();
+    }
+
+    /// Appends a frame to those that wait at a line; see [`FrameLines::send`].
+    ///
+    /// # Panics
+    /// If the frame is empty, or `user` has more than 12 bits.
+    pub fn send(&mut self, line: u8, frame: &[u8], user: u16) {
+        self.lines_mut().send(line, frame, user);
+    }
+
+    /// Takes the frames that have entered.
+    pub fn take_inputs(&mut self) -> Vec<CardInput> {
+        std::mem::take(&mut self.lines_mut().inputs)
+    }
+
+    /// Takes the frames that have left, in the order of their last beats.
+    pub fn take_outputs(&mut self) -> Vec<CardOutput> {
+        std::mem::take(&mut self.lines_mut().outputs)
+    }
+
+    /// Takes the verdicts, with the lines where their frames entered, in the order of the frames.
+    pub fn take_decisions(&mut self) -> Vec<(u8, FrameMeta)> {
+        std::mem::take(&mut self.lines_mut().decisions)
     }
 }

@@ -22,7 +22,10 @@ impl PdpUser {
     pub fn user(node: &TestNode, uid: u32) -> Self {
         // Other users may have no access to the build directory.
         let pdp = node.directory.join("pdp");
-        fs::copy(bin("pdp"), &pdp).expect("copy of pdp");
+        // A process of its own: a descriptor for writing here would pass to processes that other
+        // threads start, and the copy could not be executed (ETXTBSY) until they close it.
+        let copied = Command::new("cp").arg(bin("pdp")).arg(&pdp).status().expect("cp");
+        assert!(copied.success(), "copy of pdp");
         fs::set_permissions(&pdp, fs::Permissions::from_mode(0o755)).expect("mode of pdp");
         let (uid, gid) = (format!("--reuid={uid}"), format!("--regid={uid}"));
         let socket = node.socket().display().to_string();

@@ -27,7 +27,7 @@ use crate::driver::CARD_VPORTS;
 use crate::setup::{add_ve, clear_ve, enable_ve, equal_queues};
 use crate::table::{AttachmentEntry, MacAddress, MeterEntry, VmacEntry};
 use crate::{
-    BusScheduler, CardModel, CardSizes, RegisterWrite, TableWrite, VeDriver, VmacTable, registers,
+    BusScheduler, CardCore, CardSizes, RegisterWrite, TableWrite, VeDriver, VmacTable, registers,
 };
 use routes::{RouteBatch, RouteThread, VportMacs};
 use trunks::{TrunkLines, port_of, segment_of};
@@ -114,7 +114,7 @@ struct RouterOnCard {
 /// The service of one card.
 #[derive(Debug)]
 pub struct CardService {
-    model: CardModel<TrunkLines>,
+    model: CardCore<TrunkLines>,
     sizes: CardSizes,
     vmacs: VmacTable,
     bus: BusScheduler,
@@ -143,7 +143,7 @@ impl CardService {
     /// If the crate was built without a model of these sizes.
     pub fn new(sizes: CardSizes, seed: u64) -> Result<Self, ServiceError> {
         let lines = TrunkLines::new(sizes.ves, sizes.data_bits as usize / 8);
-        let model = CardModel::with_lines(sizes, 0, lines).ok_or(ServiceError::NoModel)?;
+        let model = CardCore::with_lines(sizes, 0, lines).ok_or(ServiceError::NoModel)?;
         let now = Instant::now();
         let mut service = Self {
             model,
@@ -386,14 +386,12 @@ impl CardService {
             let same = |a: &CardRouter, b: &CardRouter| {
                 (&a.name, &a.trunk, &a.routes, a.guest) == (&b.name, &b.trunk, &b.routes, b.guest)
             };
-            match wanted {
-                Some(wanted) if same(&wanted, &router.config) => {
-                    if router.state != RouterState::Leaving && router.config != wanted {
-                        self.change_router(ve, wanted);
-                    }
-                }
-                _ if router.state != RouterState::Leaving => self.disable_router(ve),
-                _ => {}
+            let leaves = router.state == RouterState::Leaving;
+            match wanted.filter(|wanted| same(wanted, &router.config)) {
+                _ if leaves => {}
+                None => self.disable_router(ve),
+                Some(wanted) if wanted != router.config => self.change_router(ve, wanted),
+                Some(_) => {}
             }
             self.remove_router(ve);
         }
