@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pdp_card::CardSizes;
 use pdp_card::service::{CardService, ServiceError};
@@ -282,6 +282,7 @@ fn routers_with_equal_addresses_forward_by_their_own_routes() {
     let got = blue.pass(&[own(2, 60)]);
     assert_eq!(got[0].0, completion(punt(PuntClass::Exception), 0, 0));
 
+    until("all routes", || card.status().routers.iter().all(|router| router.synced));
     let status = card.status();
     assert_eq!((status.ves, status.refused_writes, status.routers.len()), (8, 0, 2));
     let first = &status.routers[0];
@@ -444,7 +445,8 @@ fn slow_routes_of_a_router_delay_no_other_router() {
         address: [10, 7, (at >> 8) as u8, at as u8].into(),
         mac: Some(NEIGHBOUR),
     };
-    (0..4000).map(station).collect::<Vec<_>>().chunks(1000).for_each(|some| slow.mirror.send(some));
+    let stations: Vec<ToGuest> = (0..60_000).map(station).collect();
+    stations.chunks(4000).for_each(|some| slow.mirror.say(some));
     let link = |vport| {
         let hops = vec![GroupHop { vport, gateway: None, weight: 1 }];
         ToGuest::Group { id: 7, hops, mtu: 0 }
@@ -452,6 +454,7 @@ fn slow_routes_of_a_router_delay_no_other_router() {
     let mut flaps: Vec<ToGuest> = (0..4000).map(|at| link(at % 2)).collect();
     flaps.push(ToGuest::Barrier(9000));
     slow.mirror.send(&flaps);
+    let start = Instant::now();
     for round in 0..20u8 {
         let target = if round % 2 == 0 { RouteDecision::Drop } else { RouteDecision::Group(1) };
         quick.mirror.say(&[ToGuest::Route { prefix: "10.5.0.0/16".parse().unwrap(), target }]);
@@ -460,6 +463,8 @@ fn slow_routes_of_a_router_delay_no_other_router() {
         let got = slow.pass(&[(0, frame(VPORT_MACS[0], 2, 60))]);
         assert_eq!(got[0].0.verdict, TagVerdict::Out);
     }
+    // Each step of the slow router takes about a second.
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     let stream = slow.mirror.stream.as_ref().unwrap();
     stream.set_nonblocking(true).unwrap();
     let mut bytes = [0; 4096];
