@@ -78,7 +78,7 @@ module admission
       .wr_quota_data_i
   );
 
-  // The frame that is decided, and what it gets.
+  // Decision on a frame.
   logic decides, accepts, takes_own, mine, releases_mine;
   beats_t beats;
   quota_t quota;

@@ -345,11 +345,6 @@ impl VeDriver {
         !self.writes.is_empty()
     }
 
-    /// MAC address of a vport that the mirror has named.
-    pub fn mac_of(&self, vport: u8) -> Option<MacAddress> {
-        self.vports.get(&vport).map(|vport| vport.mac)
-    }
-
     /// Neighbours with a MAC address, and their vports.
     pub fn known_neighbours(&self) -> impl Iterator<Item = (IpAddr, u16, MacAddress)> {
         self.neighbours.iter().map(|(&(address, vport), &mac)| (address, vport, mac))

@@ -162,6 +162,14 @@ impl Router {
         Self { mux, mirror: Mirror::new(&config.routes), trunk: config.trunk.clone() }
     }
 
+    /// Makes routers of a card, whose mux is connected.
+    fn start<const N: usize>(card: &mut Card, configs: [CardRouter; N]) -> [Self; N] {
+        let mut routers = configs.each_ref().map(Self::new);
+        card.serve(configs.to_vec());
+        routers.iter_mut().for_each(Self::connect);
+        routers
+    }
+
     fn connect(&mut self) {
         self.mux.connect(|| std::thread::sleep(Duration::from_micros(100)));
     }
@@ -244,10 +252,7 @@ fn completion(verdict: TagVerdict, vport: u8, trace: u8) -> Tag {
 fn routers_with_equal_addresses_forward_by_their_own_routes() {
     let Some(mut card) = Card::start() else { return };
     let configs = [card.router(0, "red"), card.router(5, "blue")];
-    let [mut red, mut blue] = configs.each_ref().map(Router::new);
-    card.serve(configs.to_vec());
-    red.connect();
-    blue.connect();
+    let [mut red, mut blue] = Router::start(&mut card, configs);
     red.mirror.say(&snapshot());
     let mut without_route = snapshot();
     without_route.retain(|message| !matches!(message, ToGuest::Route { .. }));
@@ -294,9 +299,7 @@ fn routers_with_equal_addresses_forward_by_their_own_routes() {
 fn changes_are_in_force_when_the_mirror_hears_so() {
     let Some(mut card) = Card::start() else { return };
     let config = card.router(3, "red");
-    let mut red = Router::new(&config);
-    card.serve(vec![config]);
-    red.connect();
+    let [mut red] = Router::start(&mut card, [config]);
     red.mirror.say(&snapshot());
     let packet = frame(VPORT_MACS[0], 4, 60);
     for round in 0..50 {
@@ -342,17 +345,13 @@ fn changes_are_in_force_when_the_mirror_hears_so() {
 fn a_ve_forgets_its_router_before_the_next_one_gets_it() {
     let Some(mut card) = Card::start() else { return };
     let old = card.router(2, "old");
-    let mut before = Router::new(&old);
-    card.serve(vec![old]);
-    before.connect();
+    let [mut before] = Router::start(&mut card, [old]);
     before.mirror.say(&snapshot());
     let packet = frame(VPORT_MACS[0], 2, 60);
     assert_eq!(before.pass(&[(0, packet.clone())])[0].0.verdict, TagVerdict::Out);
 
     let new = card.router(2, "new");
-    let mut after = Router::new(&new);
-    card.serve(vec![new]);
-    after.connect();
+    let [mut after] = Router::start(&mut card, [new]);
     // Without a mirror it has no vport with a MAC address.
     let got = after.pass(&[(0, packet.clone())]);
     assert_eq!(got[0].0.verdict, TagVerdict::Drop(GuestDrop::NotForUs));
@@ -373,9 +372,7 @@ fn a_ve_forgets_its_router_before_the_next_one_gets_it() {
 fn suspended_routers_frames_are_dropped_and_tables_stay() {
     let Some(mut card) = Card::start() else { return };
     let config = card.router(1, "red");
-    let mut red = Router::new(&config);
-    card.serve(vec![config.clone()]);
-    red.connect();
+    let [mut red] = Router::start(&mut card, [config.clone()]);
     red.mirror.say(&snapshot());
     let packet = (0, frame(VPORT_MACS[0], 2, 60));
     for enabled in [false, true, false, true] {
@@ -390,9 +387,7 @@ fn suspended_routers_frames_are_dropped_and_tables_stay() {
 fn frames_of_a_dead_mux_complete_nowhere() {
     let Some(mut card) = Card::start() else { return };
     let config = card.router(0, "red");
-    let mut red = Router::new(&config);
-    card.serve(vec![config]);
-    red.connect();
+    let [mut red] = Router::start(&mut card, [config]);
     red.mirror.say(&snapshot());
     for round in 0..5 {
         for _ in 0..200 {
@@ -414,9 +409,7 @@ fn frames_of_a_dead_mux_complete_nowhere() {
 fn idle_card_is_not_clocked() {
     let Some(mut card) = Card::start() else { return };
     let config = card.router(0, "red");
-    let mut red = Router::new(&config);
-    card.serve(vec![config]);
-    red.connect();
+    let [mut red] = Router::start(&mut card, [config]);
     red.mirror.say(&snapshot());
     red.pass(&[(0, frame(VPORT_MACS[0], 2, 60))]);
     let mut cycles = 0;
@@ -433,10 +426,7 @@ fn idle_card_is_not_clocked() {
 fn slow_routes_of_a_router_delay_no_other_router() {
     let Some(mut card) = Card::start() else { return };
     let configs = [card.router(0, "slow"), card.router(1, "quick")];
-    let [mut slow, mut quick] = configs.each_ref().map(Router::new);
-    card.serve(configs.to_vec());
-    slow.connect();
-    quick.connect();
+    let [mut slow, mut quick] = Router::start(&mut card, configs);
     slow.mirror.say(&snapshot());
     quick.mirror.say(&snapshot());
     // Each change of the link's group looks at all stations.

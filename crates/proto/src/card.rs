@@ -8,9 +8,6 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// Version of this protocol.
-pub const VERSION: u32 = 1;
-
 /// Request from pdpd.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CardRequest {
@@ -26,7 +23,7 @@ pub enum CardRequest {
 /// A router on the card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CardRouter {
-    /// Its VE.
+    /// VE of the router.
     pub ve: u8,
     /// Name for messages: network and node.
     pub name: String,
@@ -34,7 +31,7 @@ pub struct CardRouter {
     pub trunk: PathBuf,
     /// Socket of the router's mirror.
     pub routes: PathBuf,
-    /// Number as which it connects to the mirror.
+    /// Guest number that the card gives the mirror.
     pub guest: u32,
     /// Weight among the routers for the card's time, at least 1.
     pub weight: u8,
@@ -83,7 +80,7 @@ pub struct CardStatus {
 /// Counters of a router since it got its VE.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CardRouterStatus {
-    /// Its VE.
+    /// VE of the router.
     pub ve: u8,
     /// True if the mux serves its trunk.
     pub connected: bool,
@@ -103,6 +100,6 @@ pub struct CardRouterStatus {
     pub free_hops: u32,
     /// Free places of its part of the leaves, one or more for each route.
     pub free_leaves: u32,
-    /// Routes and vports that the card cannot follow, in words; at most 16.
+    /// Routes and vports that the card cannot follow, in words; the first 16.
     pub problems: Vec<String>,
 }

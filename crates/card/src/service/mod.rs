@@ -29,10 +29,10 @@ use crate::table::{AttachmentEntry, MacAddress, MeterEntry, VmacEntry};
 use crate::{
     BusScheduler, CardCore, CardSizes, RegisterWrite, TableWrite, VeDriver, VmacTable, registers,
 };
-use routes::{RouteBatch, RouteThread, VportMacs};
+use routes::{PROBLEMS_MAX, RouteBatch, RouteThread, VportMacs};
 use trunks::{TrunkLines, port_of, segment_of};
 
-/// Cycles between two looks at trunks and mirrors.
+/// Cycles between two looks at trunks.
 const CYCLES: u32 = 64;
 
 /// Cells that each queue has for itself.
@@ -77,7 +77,7 @@ pub enum ServiceError {
 /// Steps of a router's life on the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RouterState {
-    /// Its tables are being emptied.
+    /// The card empties its tables.
     Clearing,
     /// It forwards, if it is enabled.
     Serving,
@@ -262,8 +262,8 @@ impl CardService {
         self.bus.waiting(ve) == 0 && self.routers.get(&ve).is_none_or(|it| it.unanswered == 0)
     }
 
-    /// Moves routers whose tables are written to their next state, and tells their threads which
-    /// batches no frame on the card can be without.
+    /// Moves routers whose tables are written to their next state. Tells a router's thread when its
+    /// batch is in force and all frames that entered before have left the tables.
     fn advance_batches(&mut self) {
         let epoch = self.model.take_read().and_then(|answer| {
             self.reads_epoch = false;
@@ -506,6 +506,7 @@ impl CardService {
             let Some(trunk) = self.model.lines_mut().trunk(ve) else { continue };
             let counters = trunk.counters();
             let state = router.routes.state();
+            let problems = router.refused.iter().cloned().chain(state.problems);
             routers.push(CardRouterStatus {
                 ve,
                 connected: trunk.connection().link() == ConnectionState::Up,
@@ -517,7 +518,7 @@ impl CardService {
                 excess: state.excess,
                 free_hops: state.free_hops,
                 free_leaves: state.free_leaves,
-                problems: router.refused.iter().cloned().chain(state.problems).collect(),
+                problems: problems.take(PROBLEMS_MAX).collect(),
             });
         }
         CardStatus {

@@ -24,13 +24,16 @@ use crate::trie::RoutePrefix;
 use crate::{TableWrite, VeDriver};
 
 /// Problems that are listed one by one.
-const PROBLEMS_MAX: usize = 16;
+pub(super) const PROBLEMS_MAX: usize = 16;
 
 /// Messages of the mirror that may become one batch.
 const MESSAGES_STEP: usize = 64;
 
 /// Longest sleep of a thread.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
+
+/// Neighbours in one report. The mirror refuses reports of more than 8 MiB.
+const USED_STEP: usize = 1 << 16;
 
 /// Lowest priority of a thread.
 const NICE: i32 = 19;
@@ -86,7 +89,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Nobody holds the lock for longer than it takes to move these values.
+    /// Locks the exchange. Each caller only moves values, so the other side hardly waits.
     fn lock(&self) -> MutexGuard<'_, Exchange> {
         self.exchange.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -329,14 +332,14 @@ impl RouteTables for CardRoutes {
 impl RouteReport for CardRoutes {
     type Cursor = Option<RoutePrefix>;
 
-    /// Reports all at once: a router has at most 4,096 neighbours on the card.
+    /// Reports all at once, at most [`USED_STEP`]: the others look unused.
     fn take_used(&mut self, _count_max: usize) -> (Vec<(u16, IpAddr)>, bool) {
         let used = std::mem::take(&mut self.used);
         let is_used = |vport: u16, mac: MacAddress| {
             u8::try_from(vport).is_ok_and(|vport| used.contains(&(vport, mac)))
         };
         let known = self.driver.known_neighbours();
-        let used = known.filter(|&(_, vport, mac)| is_used(vport, mac));
+        let used = known.filter(|&(_, vport, mac)| is_used(vport, mac)).take(USED_STEP);
         (used.map(|(address, vport, _)| (vport, address)).collect(), false)
     }
 

@@ -119,12 +119,10 @@ impl Trunk {
 
     /// Connects, notices a mux that is gone, and returns the state of the connection.
     pub(super) fn look_after(&mut self) -> ConnectionState {
-        if self.client.link() != ConnectionState::Up {
-            // A new mux knows nothing of the frames of an old one.
-            self.frames.iter_mut().for_each(|frame| frame.orphan = true);
-        }
+        let was_up = self.client.link() == ConnectionState::Up;
         let state = self.client.poll();
-        if state != ConnectionState::Up {
+        if !was_up || state != ConnectionState::Up {
+            // A new mux knows nothing of the frames of an old one.
             self.frames.iter_mut().for_each(|frame| frame.orphan = true);
         }
         state
